@@ -1,0 +1,27 @@
+//! BOTIX: a multi-tenant public API whose webhooks tenants extend with WebAssembly plugins.
+//!
+//! The map, top floor first; a room imports only from its own floor's side doors or from below.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | [`cli`] | a file per command of the `botix` program |
+//! | [`app`] | the composition root: builds every part once and hands it on |
+//! | [`console`] | HTML pages: docs, error codes |
+//! | [`resources`] | the business: a file per resource with its types, handlers and SQL |
+//! | [`webhooks`] | endpoints, events, deliveries, the ladder, signing, sending, the inspector |
+//! | [`plugins`] | tenants' WebAssembly: registry, engine, host imports, limits |
+//! | [`contract`] | what every route shares: auth, errors, idempotency, cursors, request ids |
+//! | [`jobs`] | apalis: enqueueing inside a transaction, workers, sweeps |
+//! | [`db`] | the only room that knows there are two databases |
+//! | [`config`] | typed settings |
+
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod console;
+pub mod contract;
+pub mod db;
+pub mod jobs;
+pub mod plugins;
+pub mod resources;
+pub mod webhooks;

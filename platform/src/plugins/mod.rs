@@ -1,0 +1,4 @@
+//! Plugins.
+
+pub mod engine;
+pub mod inspect;

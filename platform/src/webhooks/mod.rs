@@ -1,0 +1,7 @@
+//! Webhooks.
+
+pub mod ladder;
+pub mod payload;
+pub mod sender;
+pub mod signature;
+pub mod target;
