@@ -79,7 +79,8 @@ CREATE INDEX webhook_endpoints_walk ON webhook_endpoints (project_id, created_at
 CREATE INDEX webhook_endpoints_by_plugin ON webhook_endpoints (plugin_id) WHERE plugin_id IS NOT NULL;
 
 -- `next_number` is the number that the next planned attempt of any trigger gets, `ladder_number` the
--- number of the ladder's own planned attempt, and `step` which attempt of the ladder that is, from 1.
+-- number of the ladder's own planned attempt, `step` which attempt of the ladder that is, from 1, and
+-- `job_copy` which of its jobs counts: with id and number it is the job's unique key.
 CREATE TABLE webhook_deliveries (
     id UUID PRIMARY KEY,
     project_id UUID NOT NULL,
@@ -92,6 +93,7 @@ CREATE TABLE webhook_deliveries (
     next_number BIGINT NOT NULL,
     ladder_number BIGINT NOT NULL,
     step BIGINT NOT NULL,
+    job_copy BIGINT NOT NULL,
     next_attempt_at TIMESTAMPTZ,
     last_status_code BIGINT,
     created_at TIMESTAMPTZ NOT NULL,

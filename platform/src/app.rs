@@ -1,1 +1,447 @@
-//! c
+//! The composition root: builds every part once and hands it on.
+
+use std::{io, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc, time::Duration};
+
+use poem::{
+    Endpoint, EndpointExt as _, Response, Route, Server, get,
+    listener::{Acceptor as _, Listener as _, TcpListener},
+};
+use poem_openapi::OpenApiService;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{Config, ConfigError, MasterKey},
+    console,
+    contract::{
+        cursor::CursorKeys,
+        error,
+        idempotency::Idempotency,
+        layer::Contract,
+        page::{ListTexts, PublicUrl},
+        request_id::RequestIds,
+        spec::{self, Version},
+    },
+    db::{Db, OpenError, Sealer, Timestamp},
+    jobs,
+    plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
+    resources::contacts::{self, Contact, ContactsApi, DeletedContact},
+    webhooks::{
+        attempts::{self, AttemptsApi},
+        dead_letters::{self, DeadLettersApi},
+        deliveries::{self, DeliverWebhook, DeliveriesApi},
+        endpoints::{self, EndpointsApi},
+        event_types::{self, EventType, EventTypesApi},
+        events::{self, EventsApi},
+        inspector::{self, InspectorApi, Receive},
+        rescue,
+        sender::{Sender, SenderError},
+        target::TargetPolicy,
+        worker::{Rooms, Worker},
+    },
+};
+
+/// How long a stopping process waits for what it has begun.
+pub const DRAIN: Duration = Duration::from_secs(35);
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// Answers requests.
+    Api,
+    /// Runs jobs.
+    Worker,
+}
+
+/// Why a process could not start: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The database.
+    #[error(transparent)]
+    Database(#[from] OpenError),
+    /// The address.
+    #[error("listen: {0}: {1}")]
+    Listen(std::net::SocketAddr, io::Error),
+    /// The key file beside an embedded database.
+    #[error("master key: {0}")]
+    MasterKey(String),
+    /// The plugin engine.
+    #[error("plugins: {0}")]
+    Plugins(#[from] plugins::EngineError),
+    /// The sender.
+    #[error("webhooks: {0}")]
+    Sender(#[from] SenderError),
+    /// The server broke.
+    #[error("server: {0}")]
+    Server(#[from] io::Error),
+}
+
+/// The parts that every command may need.
+pub struct Store {
+    /// The settings.
+    pub config: Config,
+    /// The database, migrated.
+    pub db: Db,
+    /// The master key.
+    pub master: MasterKey,
+}
+
+impl Store {
+    /// Opens and migrates the database.
+    pub async fn open(mut config: Config) -> Result<Self, StartError> {
+        let db = Db::open(&config).await?;
+        db.migrate().await?;
+        let master = match (config.master_key.take(), config.sqlite_path()) {
+            (Some(key), _) => key,
+            (None, Some(path)) => {
+                kept_key(path.parent().unwrap_or(Path::new(""))).map_err(StartError::MasterKey)?
+            }
+            (None, None) => {
+                return Err(StartError::MasterKey(
+                    "is required with PostgreSQL".to_owned(),
+                ));
+            }
+        };
+        Ok(Self { config, db, master })
+    }
+}
+
+/// The key beside an embedded database, made when there is none.
+fn kept_key(folder: &Path) -> Result<MasterKey, String> {
+    let path = folder.join("master.key");
+    let about = |error: io::Error| format!("{}: {error}", path.display());
+    let key = MasterKey::generate();
+    // Written whole under another name first: whoever finds the file finds all of it.
+    let fresh = folder.join(format!("master.key.{}", ulid::Ulid::generate()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&fresh)
+        .and_then(|mut file| io::Write::write_all(&mut file, key.to_base64().as_bytes()));
+    written.map_err(about)?;
+    let linked = std::fs::hard_link(&fresh, &path);
+    std::fs::remove_file(&fresh).map_err(about)?;
+    match linked {
+        Ok(()) => Ok(key),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            MasterKey::parse(&std::fs::read_to_string(&path).map_err(about)?)
+                .map_err(|error| format!("{}: {error}", path.display()))
+        }
+        Err(error) => Err(about(error)),
+    }
+}
+
+/// All built-in event types.
+pub fn event_types() -> Vec<EventType> {
+    let mut types = vec![
+        EventType::of::<Contact>("contact.created", "A contact was created."),
+        EventType::of::<Contact>("contact.updated", "A contact was changed."),
+        EventType::of::<DeletedContact>("contact.deleted", "A contact was deleted."),
+    ];
+    types.extend(event_types::announced());
+    types.extend(event_types::general());
+    types
+}
+
+/// The query texts of every list, for those who look at their plans.
+pub fn lists() -> Vec<ListTexts> {
+    [
+        contacts::lists(),
+        events::lists(),
+        endpoints::lists(),
+        deliveries::lists(),
+        attempts::lists(),
+        dead_letters::lists(),
+        inspector::lists(),
+        plugins::lists(),
+    ]
+    .concat()
+}
+
+type PublicApi = (
+    ContactsApi,
+    EventsApi,
+    EventTypesApi,
+    EndpointsApi,
+    DeliveriesApi,
+    AttemptsApi,
+    DeadLettersApi,
+    PluginsApi,
+    InspectorApi,
+);
+
+fn public_api(
+    db: &Db,
+    sealer: &Sealer,
+    policy: TargetPolicy,
+    public_url: &str,
+) -> OpenApiService<PublicApi, ()> {
+    let apis = (
+        ContactsApi { db: db.clone() },
+        EventsApi {
+            db: db.clone(),
+            types: event_types(),
+        },
+        EventTypesApi {
+            types: event_types(),
+        },
+        EndpointsApi {
+            db: db.clone(),
+            sealer: sealer.clone(),
+            policy,
+        },
+        DeliveriesApi { db: db.clone() },
+        AttemptsApi { db: db.clone() },
+        DeadLettersApi { db: db.clone() },
+        PluginsApi { db: db.clone() },
+        InspectorApi {
+            db: db.clone(),
+            public_url: public_url.to_owned(),
+        },
+    );
+    OpenApiService::new(apis, "BOTIX", env!("CARGO_PKG_VERSION"))
+        .summary(
+            "A messaging and CRM platform with safe retries, stable lists and no lost webhook.",
+        )
+        .description(include_str!("../../openapi/description.md"))
+        .server("/public/v1")
+}
+
+/// The published document of one version.
+pub fn openapi(version: Version) -> serde_json::Value {
+    // The document depends on the handlers' types alone; no handler of this copy ever runs.
+    let pool = sqlx::sqlite::SqlitePoolOptions::new()
+        .connect_lazy_with(sqlx::sqlite::SqliteConnectOptions::new());
+    let db = Db::Sqlite {
+        writer: pool.clone(),
+        readers: pool,
+    };
+    let service = public_api(
+        &db,
+        &Sealer::new(&MasterKey::generate()),
+        TargetPolicy::default(),
+        "",
+    );
+    let webhooks: Vec<_> = event_types().iter().map(EventType::webhook).collect();
+    spec::document(version, || service.spec(), &webhooks)
+}
+
+/// A bound address, not yet served.
+pub struct Bound {
+    acceptor: poem::listener::TcpAcceptor,
+    /// The URL of the address.
+    pub local_url: String,
+}
+
+impl Bound {
+    /// Binds the address of the settings.
+    pub async fn new(config: &Config) -> Result<Self, StartError> {
+        let acceptor = TcpListener::bind(config.listen)
+            .into_acceptor()
+            .await
+            .map_err(|error| StartError::Listen(config.listen, error))?;
+        let port = acceptor
+            .local_addr()
+            .first()
+            .and_then(|address| address.as_socket_addr().map(std::net::SocketAddr::port))
+            .unwrap_or(config.listen.port());
+        let host = match config.listen.ip() {
+            ip if ip.is_unspecified() => "127.0.0.1".to_owned(),
+            std::net::IpAddr::V6(ip) => format!("[{ip}]"),
+            std::net::IpAddr::V4(ip) => ip.to_string(),
+        };
+        Ok(Self {
+            acceptor,
+            local_url: format!("http://{host}:{port}"),
+        })
+    }
+}
+
+/// A running process.
+pub struct App {
+    store: Store,
+    public_url: String,
+    executions: TaskTracker,
+    idempotency: Idempotency,
+}
+
+impl App {
+    /// Builds the parts of a process that is reached at `local_url`, unless the settings say where.
+    pub fn new(store: Store, local_url: &str) -> Self {
+        let public_url = store
+            .config
+            .public_url
+            .as_ref()
+            .map_or(local_url, |url| url.as_str())
+            .trim_end_matches('/')
+            .to_owned();
+        error::set_public_url(&public_url);
+        let executions = TaskTracker::new();
+        let idempotency = Idempotency::new(
+            store.db.clone(),
+            store.config.idempotency.ttl,
+            executions.clone(),
+        );
+        Self {
+            store,
+            public_url,
+            executions,
+            idempotency,
+        }
+    }
+
+    /// What links start with.
+    pub fn public_url(&self) -> &str {
+        &self.public_url
+    }
+
+    fn policy(&self) -> TargetPolicy {
+        TargetPolicy {
+            allow_private: self.store.config.webhooks.allow_private_targets,
+        }
+    }
+
+    /// Answers requests until `stop`, then finishes those in flight.
+    pub async fn serve(&self, bound: Bound, stop: CancellationToken) -> Result<(), StartError> {
+        let until = stop.clone();
+        Server::new_with_acceptor(bound.acceptor)
+            .run_with_graceful_shutdown(
+                self.routes(),
+                async move { until.cancelled().await },
+                Some(DRAIN),
+            )
+            .await?;
+        self.executions.close();
+        if tokio::time::timeout(DRAIN, self.executions.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("some requests did not finish in time; their transactions roll back");
+        }
+        Ok(())
+    }
+
+    fn routes(&self) -> impl Endpoint<Output = Response> + 'static {
+        let db = &self.store.db;
+        let sealer = Sealer::new(&self.store.master);
+        let service = public_api(db, &sealer, self.policy(), &self.public_url);
+        let contract = Contract {
+            db: db.clone(),
+            idempotency: self.idempotency.clone(),
+        };
+        let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
+        let docs = console::docs::page(&service.swagger_ui_html(), &service.spec(), &modern);
+        let api = service
+            .with(contract)
+            .data(CursorKeys::new(&self.store.master))
+            .data(PublicUrl(self.public_url.clone()));
+        Route::new()
+            .nest("/public/v1", api)
+            .nest("/inspect", Receive { db: db.clone() })
+            .at("/", get(console::pages::home))
+            .at("/docs", get(console::docs::Static::html(docs)))
+            .at("/openapi.json", get(console::docs::Static::json(&modern)))
+            .at(
+                "/openapi-3.0.json",
+                get(console::docs::Static::json(&older)),
+            )
+            .at("/error-codes", get(console::pages::error_codes))
+            .at("/healthz", get(console::health::alive))
+            .at("/readyz", get(console::health::Ready { db: db.clone() }))
+            .at("/metrics", get(console::health::Metrics::install()))
+            .with(RequestIds)
+    }
+
+    /// Runs jobs and sweeps until `stop`, then finishes those in flight.
+    pub async fn work(&self, stop: CancellationToken) -> Result<(), StartError> {
+        let config = &self.store.config;
+        let db = &self.store.db;
+        let engine = PluginEngine::new(Limits::default(), 64)?;
+        let plugins = PluginHost::new(db.clone(), engine, &self.store.master);
+        let worker = Worker {
+            db: db.clone(),
+            sealer: Sealer::new(&self.store.master),
+            plugins: plugins.clone(),
+            sender: Sender::new(
+                self.policy(),
+                config.webhooks.connect_timeout,
+                config.webhooks.read_timeout,
+                None,
+            )?,
+            ladder: config.webhooks.ladder.clone().into(),
+            public_url: (&*self.public_url).into(),
+            rooms: Rooms::new(config.webhooks.endpoint_concurrency),
+        };
+        let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {
+            let worker = worker.clone();
+            Box::pin(async move { worker.deliver(job).await })
+        });
+        let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |job| {
+            let plugins = plugins.clone();
+            Box::pin(async move { plugins.compile(job).await })
+        });
+        tokio::join!(
+            jobs::run(
+                db.clone(),
+                config.webhooks.concurrency,
+                deliver,
+                stop.clone()
+            ),
+            jobs::run(db.clone(), 2, compile, stop.clone()),
+            self.sweep(stop),
+        );
+        Ok(())
+    }
+
+    /// Removes what has had its time, and looks for what was lost.
+    async fn sweep(&self, stop: CancellationToken) {
+        const BATCH: i64 = 1_000;
+        let db = &self.store.db;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(15)) => {}
+            }
+            let began = Timestamp::now();
+            let expired = until_small(BATCH, || self.idempotency.sweep(BATCH)).await;
+            let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
+            match rescue(db, Duration::from_secs(30), BATCH).await {
+                Ok(0) => {}
+                Ok(lost) => {
+                    metrics::counter!("botix_webhook_lost_jobs_total").increment(lost as u64);
+                    tracing::error!(
+                        lost,
+                        "deliveries were due and had no job; they have one again"
+                    );
+                }
+                Err(error) => tracing::warn!(%error, "the sweep for lost jobs failed"),
+            }
+            tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
+        }
+    }
+}
+
+/// Repeats a batch until one comes back small; how much there was.
+async fn until_small<F: Future<Output = sqlx::Result<u64>>>(
+    batch: i64,
+    step: impl Fn() -> F,
+) -> u64 {
+    let mut all = 0;
+    loop {
+        match step().await {
+            Ok(some) => {
+                all += some;
+                if some < batch.unsigned_abs() {
+                    return all;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a sweep failed");
+                return all;
+            }
+        }
+    }
+}

@@ -83,7 +83,9 @@ pub struct Webhooks {
 impl Default for Webhooks {
     fn default() -> Self {
         Self {
-            ladder: [60, 15 * 60, 60 * 60, 24 * 60 * 60].map(Duration::from_secs).to_vec(),
+            ladder: [60, 15 * 60, 60 * 60, 24 * 60 * 60]
+                .map(Duration::from_secs)
+                .to_vec(),
             connect_timeout: Duration::from_secs(10),
             read_timeout: Duration::from_secs(30),
             allow_private_targets: false,
@@ -104,7 +106,9 @@ pub struct Idempotency {
 
 impl Default for Idempotency {
     fn default() -> Self {
-        Self { ttl: Duration::from_secs(24 * 60 * 60) }
+        Self {
+            ttl: Duration::from_secs(24 * 60 * 60),
+        }
     }
 }
 
@@ -121,7 +125,10 @@ pub struct RateLimit {
 
 impl Default for RateLimit {
     fn default() -> Self {
-        Self { requests: 6_000, window: Duration::from_secs(60) }
+        Self {
+            requests: 6_000,
+            window: Duration::from_secs(60),
+        }
     }
 }
 
@@ -145,9 +152,12 @@ impl MasterKey {
 
     /// Reads base64 of exactly 32 bytes.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let bytes = STANDARD.decode(text.trim()).map_err(|_| "a master key is base64 of 32 bytes")?;
-        let bytes: [u8; 32] =
-            bytes.try_into().map_err(|_| "a master key has 32 bytes, no more and no fewer")?;
+        let bytes = STANDARD
+            .decode(text.trim())
+            .map_err(|_| "a master key is base64 of 32 bytes")?;
+        let bytes: [u8; 32] = bytes
+            .try_into()
+            .map_err(|_| "a master key has 32 bytes, no more and no fewer")?;
         Ok(Self(SecretBox::new(Box::new(bytes))))
     }
 
@@ -197,7 +207,10 @@ impl Config {
         let mut figment = Figment::new();
         if let Some(file) = file {
             if !file.is_file() {
-                return Err(ConfigError(format!("--config {}: no such file", file.display())));
+                return Err(ConfigError(format!(
+                    "--config {}: no such file",
+                    file.display()
+                )));
             }
             figment = figment.merge(Toml::file_exact(file));
         }
@@ -264,7 +277,11 @@ impl Config {
 
 /// One line that names the setting, without the value: it may be a secret.
 fn describe(error: &figment::Error) -> ConfigError {
-    let first = error.clone().into_iter().next().unwrap_or_else(|| error.clone());
+    let first = error
+        .clone()
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| error.clone());
     let path = first.path.join(".");
     let origin = first
         .metadata
@@ -280,7 +297,11 @@ fn describe(error: &figment::Error) -> ConfigError {
     let what = match &first.kind {
         figment::error::Kind::UnknownField(field, known) => {
             let full = if path.is_empty() || path.ends_with(field.as_str()) {
-                if path.is_empty() { field.clone() } else { path.clone() }
+                if path.is_empty() {
+                    field.clone()
+                } else {
+                    path.clone()
+                }
             } else {
                 format!("{path}.{field}")
             };
@@ -295,7 +316,11 @@ fn describe(error: &figment::Error) -> ConfigError {
         other => other.to_string(),
     };
     let what = what.replace('\n', " ");
-    ConfigError(if path.is_empty() { what } else { format!("{path}{origin}: {what}") })
+    ConfigError(if path.is_empty() {
+        what
+    } else {
+        format!("{path}{origin}: {what}")
+    })
 }
 
 fn environment_name(path: &[String]) -> String {

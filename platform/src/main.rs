@@ -1,2 +1,5 @@
-//! b
-fn main(){}
+//! The `botix` program.
+
+fn main() -> std::process::ExitCode {
+    botix::cli::main()
+}

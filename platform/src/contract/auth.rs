@@ -90,14 +90,20 @@ impl Caller {
         if allowed.iter().any(|scope| self.scopes.contains(scope)) {
             return Ok(());
         }
-        Err(ApiError::new(Code::Forbidden, format!("This operation needs the scope `{}`.", allowed[0])))
+        Err(ApiError::new(
+            Code::Forbidden,
+            format!("This operation needs the scope `{}`.", allowed[0]),
+        ))
     }
 }
 
 impl<'a> FromRequest<'a> for Caller {
     async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
         let caller = request.extensions().get::<Self>().cloned();
-        Ok(caller.ok_or_else(|| ApiError::new(Code::Unauthenticated, "No API key was checked."))?)
+        Ok(
+            caller
+                .ok_or_else(|| ApiError::new(Code::Unauthenticated, "No API key was checked."))?,
+        )
     }
 }
 
@@ -105,8 +111,14 @@ impl<'a> FromRequest<'a> for Caller {
 fn needed(method: &Method, path: &str) -> &'static [Scope] {
     let administers = ["/webhook-endpoints", "/plugins", "/keys"]
         .iter()
-        .any(|room| path.strip_prefix(room).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
-    match (*method == Method::GET || *method == Method::HEAD, administers) {
+        .any(|room| {
+            path.strip_prefix(room)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        });
+    match (
+        *method == Method::GET || *method == Method::HEAD,
+        administers,
+    ) {
         (true, true) => &[Scope::Read, Scope::Admin],
         (true, false) => &[Scope::Read],
         (false, true) => &[Scope::Admin],
@@ -139,7 +151,10 @@ pub async fn authenticate(db: &Db, headers: &HeaderMap) -> Result<Caller, ApiErr
         hash(key)
     )?
     .ok_or_else(unauthenticated)?;
-    Ok(Caller { project: row.project_id, scopes: row.scopes.0 })
+    Ok(Caller {
+        project: row.project_id,
+        scopes: row.scopes.0,
+    })
 }
 
 const PREFIX: &str = "btx_live_";
@@ -154,7 +169,11 @@ pub async fn create_key(
     project: ProjectId,
     scopes: &[Scope],
 ) -> sqlx::Result<(Id<ApiKey>, SecretString)> {
-    let random: String = rand::rng().sample_iter(Alphanumeric).take(40).map(char::from).collect();
+    let random: String = rand::rng()
+        .sample_iter(Alphanumeric)
+        .take(40)
+        .map(char::from)
+        .collect();
     let secret = SecretString::from(format!("{PREFIX}{random}"));
     let id = Id::<ApiKey>::generate();
     execute!(
@@ -178,9 +197,15 @@ mod tests {
     #[test]
     fn administration_needs_its_own_scope() {
         assert_eq!(needed(&Method::POST, "/webhook-endpoints"), [Scope::Admin]);
-        assert_eq!(needed(&Method::PATCH, "/plugins/plg_1/activate"), [Scope::Admin]);
+        assert_eq!(
+            needed(&Method::PATCH, "/plugins/plg_1/activate"),
+            [Scope::Admin]
+        );
         assert_eq!(needed(&Method::POST, "/contacts"), [Scope::Write]);
-        assert_eq!(needed(&Method::POST, "/webhook-endpoints-of-mine"), [Scope::Write]);
+        assert_eq!(
+            needed(&Method::POST, "/webhook-endpoints-of-mine"),
+            [Scope::Write]
+        );
         assert_eq!(needed(&Method::GET, "/contacts"), [Scope::Read]);
     }
 }

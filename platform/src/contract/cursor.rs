@@ -57,7 +57,9 @@ struct CursorKey {
 
 impl std::fmt::Debug for CursorKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|key| &key.id)).finish()
+        f.debug_list()
+            .entries(self.0.iter().map(|key| &key.id))
+            .finish()
     }
 }
 
@@ -104,11 +106,21 @@ impl CursorKeys {
         if written.v != VERSION || serde_json::to_vec(&written).ok().as_deref() != Some(&json) {
             return Err(InvalidCursor);
         }
-        let key = self.0.iter().find(|key| key.id == written.k).ok_or(InvalidCursor)?;
-        let position =
-            Position { created_at: Timestamp::from_micros(written.at), id: written.id };
-        let signature = URL_SAFE_NO_PAD.decode(&written.s).map_err(|_| InvalidCursor)?;
-        key.mac(walk, position).verify_slice(&signature).map_err(|_| InvalidCursor)?;
+        let key = self
+            .0
+            .iter()
+            .find(|key| key.id == written.k)
+            .ok_or(InvalidCursor)?;
+        let position = Position {
+            created_at: Timestamp::from_micros(written.at),
+            id: written.id,
+        };
+        let signature = URL_SAFE_NO_PAD
+            .decode(&written.s)
+            .map_err(|_| InvalidCursor)?;
+        key.mac(walk, position)
+            .verify_slice(&signature)
+            .map_err(|_| InvalidCursor)?;
         Ok(position)
     }
 }
@@ -145,7 +157,12 @@ mod tests {
     use crate::{config::MasterKey, db::Timestamp};
 
     fn walk<'w>(owner: u128, resource: &'w str, filters: &'w [(&'w str, String)]) -> Walk<'w> {
-        Walk { owner: uuid::Uuid::from_u128(owner), resource, order: "-created_at,-id", filters }
+        Walk {
+            owner: uuid::Uuid::from_u128(owner),
+            resource,
+            order: "-created_at,-id",
+            filters,
+        }
     }
 
     proptest! {
@@ -188,7 +205,10 @@ mod tests {
                 id: uuid::Uuid::from_u128(id * 0x0123_4567_89ab_cdef),
             };
             let text = keys.write(&walk(1, "contacts", &[]), position);
-            assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'));
+            assert!(
+                text.bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            );
         }
     }
 }

@@ -155,18 +155,31 @@ impl ApiError {
             Code::IdempotencyUnavailable | Code::Unavailable => Some(2),
             _ => None,
         };
-        Self { code, detail: detail.into(), errors: Vec::new(), retry_after, cause: None }
+        Self {
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+            retry_after,
+            cause: None,
+        }
     }
 
     /// `NOT_FOUND` for a thing of this kind.
     pub fn not_found(what: &'static str) -> Self {
-        Self::new(Code::NotFound, format!("There is no such {what} in this project."))
+        Self::new(
+            Code::NotFound,
+            format!("There is no such {what} in this project."),
+        )
     }
 
     /// `INVALID_BODY` with one fault at a JSON Pointer.
     pub fn invalid_body(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let (pointer, detail) = (pointer.into(), detail.into());
-        let summary = if pointer.is_empty() { detail.clone() } else { format!("{pointer}: {detail}") };
+        let summary = if pointer.is_empty() {
+            detail.clone()
+        } else {
+            format!("{pointer}: {detail}")
+        };
         let mut error = Self::new(Code::InvalidBody, summary);
         error.errors.push(FieldError { pointer, detail });
         error
@@ -265,9 +278,10 @@ impl ResponseError for ApiError {
             response.headers_mut().insert("retry-after", seconds.into());
         }
         if self.code == Code::Unauthenticated {
-            response
-                .headers_mut()
-                .insert("www-authenticate", poem::http::HeaderValue::from_static("Bearer"));
+            response.headers_mut().insert(
+                "www-authenticate",
+                poem::http::HeaderValue::from_static("Bearer"),
+            );
         }
         response.extensions_mut().insert(self.code);
         response
@@ -282,7 +296,9 @@ impl IntoResponse for ApiError {
 
 impl poem_openapi::ApiResponse for ApiError {
     fn meta() -> poem_openapi::registry::MetaResponses {
-        poem_openapi::registry::MetaResponses { responses: Vec::new() }
+        poem_openapi::registry::MetaResponses {
+            responses: Vec::new(),
+        }
     }
 
     fn register(registry: &mut poem_openapi::registry::Registry) {
@@ -313,11 +329,16 @@ pub fn from_poem(error: poem::Error) -> ApiError {
         return ApiError::new(Code::NotFound, "There is nothing at this path.");
     }
     if error.is::<MethodNotAllowedError>() {
-        return ApiError::new(Code::MethodNotAllowed, "This path does not take this method.");
+        return ApiError::new(
+            Code::MethodNotAllowed,
+            "This path does not take this method.",
+        );
     }
     if let Some(error) = error.downcast_ref::<ParseParamError>() {
         return match error.name {
-            "cursor_limit" => ApiError::new(Code::InvalidCursorLimit, Code::InvalidCursorLimit.about()),
+            "cursor_limit" => {
+                ApiError::new(Code::InvalidCursorLimit, Code::InvalidCursorLimit.about())
+            }
             "cursor" => ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about()),
             name => ApiError::invalid_parameter(name, &error.reason),
         };
@@ -338,7 +359,10 @@ pub fn from_poem(error: poem::Error) -> ApiError {
     }
     match error.status().as_u16() {
         404 => ApiError::new(Code::NotFound, "There is nothing at this path."),
-        405 => ApiError::new(Code::MethodNotAllowed, "This path does not take this method."),
+        405 => ApiError::new(
+            Code::MethodNotAllowed,
+            "This path does not take this method.",
+        ),
         413 => ApiError::new(Code::PayloadTooLarge, Code::PayloadTooLarge.about()),
         415 => ApiError::new(Code::UnsupportedMediaType, error.to_string()),
         400..500 => ApiError::invalid_body("", error.to_string()),

@@ -65,7 +65,13 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
         let mutates = is_mutation(request.method());
         let caller = auth::authenticate(&self.db, request.headers())
             .await
-            .map_err(|error| if mutates { error.as_idempotency_unavailable() } else { error })?;
+            .map_err(|error| {
+                if mutates {
+                    error.as_idempotency_unavailable()
+                } else {
+                    error
+                }
+            })?;
         caller.require(request.method(), request.uri().path())?;
         let project = caller.project;
         request.extensions_mut().insert(caller);
@@ -80,19 +86,32 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
             request.headers().get("content-type").map(AsRef::as_ref),
             &body,
         );
-        let asked = Asked { project, key, fingerprint };
-        Ok(self.idempotency.execute(self.inner.clone(), asked, request, body).await?)
+        let asked = Asked {
+            project,
+            key,
+            fingerprint,
+        };
+        Ok(self
+            .idempotency
+            .execute(self.inner.clone(), asked, request, body)
+            .await?)
     }
 }
 
 fn is_mutation(method: &Method) -> bool {
-    matches!(*method, Method::POST | Method::PATCH | Method::PUT | Method::DELETE)
+    matches!(
+        *method,
+        Method::POST | Method::PATCH | Method::PUT | Method::DELETE
+    )
 }
 
 async fn read_body(request: &mut Request) -> Result<bytes::Bytes, ApiError> {
     let limit = body_limit(request.uri().path());
     let too_large = || {
-        ApiError::new(Code::PayloadTooLarge, format!("The body may have at most {limit} bytes."))
+        ApiError::new(
+            Code::PayloadTooLarge,
+            format!("The body may have at most {limit} bytes."),
+        )
     };
     let announced = request
         .headers()
@@ -105,14 +124,19 @@ async fn read_body(request: &mut Request) -> Result<bytes::Bytes, ApiError> {
     match body.into_bytes_limit(limit).await {
         Ok(bytes) => Ok(bytes),
         Err(poem::error::ReadBodyError::PayloadTooLarge) => Err(too_large()),
-        Err(error) => Err(ApiError::invalid_body("", format!("the body did not arrive whole: {error}"))),
+        Err(error) => Err(ApiError::invalid_body(
+            "",
+            format!("the body did not arrive whole: {error}"),
+        )),
     }
 }
 
 trait Passing: Endpoint {
     /// Calls on, giving the response in its one type.
     async fn get_response_result(&self, request: Request) -> poem::Result<Response> {
-        self.call(request).await.map(poem::IntoResponse::into_response)
+        self.call(request)
+            .await
+            .map(poem::IntoResponse::into_response)
     }
 }
 

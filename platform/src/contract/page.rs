@@ -64,23 +64,39 @@ enum Value {
 impl Filter {
     /// The column has exactly this text.
     pub fn text(column: &'static str, value: impl Into<String>) -> Self {
-        Self { column, comparison: "=", value: Value::Text(value.into()) }
+        Self {
+            column,
+            comparison: "=",
+            value: Value::Text(value.into()),
+        }
     }
 
     /// The column names exactly this thing.
     pub fn id<K: Kind>(column: &'static str, value: Id<K>) -> Self {
         let value = Value::Id(value.into());
-        Self { column, comparison: "=", value }
+        Self {
+            column,
+            comparison: "=",
+            value,
+        }
     }
 
     /// The row was made at this moment or later.
     pub fn since(value: Timestamp) -> Self {
-        Self { column: "created_at", comparison: ">=", value: Value::Time(value) }
+        Self {
+            column: "created_at",
+            comparison: ">=",
+            value: Value::Time(value),
+        }
     }
 
     /// The row was made before this moment.
     pub fn until(value: Timestamp) -> Self {
-        Self { column: "created_at", comparison: "<", value: Value::Time(value) }
+        Self {
+            column: "created_at",
+            comparison: "<",
+            value: Value::Time(value),
+        }
     }
 
     fn has_nul(&self) -> bool {
@@ -115,16 +131,23 @@ impl<'a> FromRequest<'a> for PageRequest {
     async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
         let mut cursor = None;
         let mut limit = DEFAULT_LIMIT;
-        for (name, value) in url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
+        for (name, value) in
+            url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes())
+        {
             match &*name {
                 "cursor" => cursor = Some(value.into_owned()),
                 "cursor_limit" => {
                     limit = value
                         .parse()
                         .ok()
-                        .filter(|limit| (1..=LARGEST_LIMIT).contains(limit) && !value.starts_with('+'))
+                        .filter(|limit| {
+                            (1..=LARGEST_LIMIT).contains(limit) && !value.starts_with('+')
+                        })
                         .ok_or_else(|| {
-                            ApiError::new(Code::InvalidCursorLimit, Code::InvalidCursorLimit.about())
+                            ApiError::new(
+                                Code::InvalidCursorLimit,
+                                Code::InvalidCursorLimit.about(),
+                            )
                         })?;
                 }
                 _ => {}
@@ -164,7 +187,19 @@ pub struct Page<T> {
 impl<T> Page<T> {
     /// A list that always fits one page.
     pub fn whole(data: Vec<T>) -> Self {
-        Self { body: PageBody { data, next_cursor: None, has_more: false }, link: None }
+        Self {
+            body: PageBody {
+                data,
+                next_cursor: None,
+                has_more: false,
+            },
+            link: None,
+        }
+    }
+
+    /// The rows, to complete them.
+    pub fn rows_mut(&mut self) -> &mut [T] {
+        &mut self.body.data
     }
 
     /// Reads one page of `R`, of this owner, and turns each row into what clients see.
@@ -177,19 +212,25 @@ impl<T> Page<T> {
     ) -> Result<Self, ApiError> {
         let owner = uuid::Uuid::from(owner);
         if let Some(filter) = filters.iter().find(|filter| filter.has_nul()) {
-            return Err(ApiError::invalid_parameter(filter.column, "text has no NUL character"));
+            return Err(ApiError::invalid_parameter(
+                filter.column,
+                "text has no NUL character",
+            ));
         }
         let written: Vec<_> = filters.iter().map(Filter::written).collect();
-        let walk = Walk { owner, resource: R::RESOURCE, order: ORDER, filters: &written };
-        let after = match &request.cursor {
-            None => None,
-            Some(text) => Some(
-                request
-                    .keys
-                    .read(&walk, text)
-                    .map_err(|_| ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about()))?,
-            ),
+        let walk = Walk {
+            owner,
+            resource: R::RESOURCE,
+            order: ORDER,
+            filters: &written,
         };
+        let after =
+            match &request.cursor {
+                None => None,
+                Some(text) => Some(request.keys.read(&walk, text).map_err(|_| {
+                    ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about())
+                })?),
+            };
         let mut rows = read::<R>(db, owner, filters, after, request.limit + 1).await?;
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
         let has_more = rows.len() > limit;
@@ -200,7 +241,14 @@ impl<T> Page<T> {
             .map(|row| request.keys.write(&walk, row.position()));
         let link = next_cursor.as_ref().map(|cursor| request.link(cursor));
         let data = rows.into_iter().map(show).collect::<Result<_, _>>()?;
-        Ok(Self { body: PageBody { data, next_cursor, has_more }, link })
+        Ok(Self {
+            body: PageBody {
+                data,
+                next_cursor,
+                has_more,
+            },
+            link,
+        })
     }
 }
 
@@ -215,7 +263,12 @@ impl PageRequest {
             }
         }
         query.append_pair("cursor", cursor);
-        format!("<{}{}?{}>; rel=\"next\"", self.public_url.0, self.uri.path(), query.finish())
+        format!(
+            "<{}{}?{}>; rel=\"next\"",
+            self.public_url.0,
+            self.uri.path(),
+            query.finish()
+        )
     }
 }
 
@@ -232,7 +285,10 @@ pub struct ListTexts {
 
 /// The texts of a list under these filters, whose values do not matter.
 pub fn texts<R: Listed>(filters: &[Filter]) -> ListTexts {
-    let columns: String = filters.iter().map(|filter| format!("?{}", filter.column)).collect();
+    let columns: String = filters
+        .iter()
+        .map(|filter| format!("?{}", filter.column))
+        .collect();
     ListTexts {
         list: format!("{}{columns}", R::RESOURCE),
         first: query_text::<R>(filters, false),
@@ -242,17 +298,29 @@ pub fn texts<R: Listed>(filters: &[Filter]) -> ListTexts {
 
 /// The text of a list's query; `$1` is the owner, then the filters' values, the position, the limit.
 fn query_text<R: Listed>(filters: &[Filter], next: bool) -> String {
-    let mut text = format!("SELECT {} FROM {} WHERE {} = $1", R::COLUMNS, R::TABLE, R::OWNER);
+    let mut text = format!(
+        "SELECT {} FROM {} WHERE {} = $1",
+        R::COLUMNS,
+        R::TABLE,
+        R::OWNER
+    );
     let mut parameter = 1;
     for filter in filters {
         parameter += 1;
         text += &format!(" AND {} {} ${parameter}", filter.column, filter.comparison);
     }
     if next {
-        text += &format!(" AND (created_at, id) < (${}, ${})", parameter + 1, parameter + 2);
+        text += &format!(
+            " AND (created_at, id) < (${}, ${})",
+            parameter + 1,
+            parameter + 2
+        );
         parameter += 2;
     }
-    text + &format!(" ORDER BY created_at DESC, id DESC LIMIT ${}", parameter + 1)
+    text + &format!(
+        " ORDER BY created_at DESC, id DESC LIMIT ${}",
+        parameter + 1
+    )
 }
 
 async fn read<R: Listed>(
@@ -289,8 +357,9 @@ async fn read<R: Listed>(
 
 impl<T: Serialize + Send> IntoResponse for Page<T> {
     fn into_response(self) -> Response {
-        let mut response =
-            Response::builder().content_type("application/json").body(to_json(&self.body));
+        let mut response = Response::builder()
+            .content_type("application/json")
+            .body(to_json(&self.body));
         if let Some(link) = self.link.and_then(|link| link.parse().ok()) {
             response.headers_mut().append("link", link);
         }
@@ -305,7 +374,12 @@ impl<T: Serialize + JsonSchema + Send> ApiResponse for Page<T> {
             content_type: "application/json",
             schema: MetaSchemaRef::Reference(name),
         };
-        answers(200, "A page of the list, newest first.", vec![content], Vec::new())
+        answers(
+            200,
+            "A page of the list, newest first.",
+            vec![content],
+            Vec::new(),
+        )
     }
 
     fn register(registry: &mut Registry) {

@@ -4,7 +4,7 @@
 //! that does not fit names the fault's place as a JSON Pointer. [`RawJson`] keeps a value's bytes
 //! exactly as they came.
 
-use poem::{FromRequest as _, IntoResponse, Request, RequestBody, Response, http::StatusCode};
+use poem::{IntoResponse, Request, RequestBody, Response, http::StatusCode};
 use poem_openapi::{
     ApiExtractor, ApiExtractorType, ApiResponse, ExtractParamOptions,
     error::ContentTypeError,
@@ -64,19 +64,24 @@ fn is_json(content_type: &str) -> bool {
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // A well-formed look first: a syntax fault has a line and a column, not a pointer.
     if let Err(error) = serde_json::from_slice::<&RawValue>(bytes) {
-        let what = if bytes.is_empty() { "the body is empty".to_owned() } else { error.to_string() };
+        let what = if bytes.is_empty() {
+            "the body is empty".to_owned()
+        } else {
+            error.to_string()
+        };
         return Err(ApiError::invalid_body("", format!("not JSON: {what}")));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let mut pointer = pointer(error.path());
         let message = error.inner().to_string();
-        let detail = message.rsplit_once(" at line ").map_or(&*message, |(detail, _)| detail);
+        let detail = message
+            .rsplit_once(" at line ")
+            .map_or(&*message, |(detail, _)| detail);
         // serde reports a missing or unknown member at the object that should or should not have it.
         if let Some(name) = backquoted(detail, "missing field `").or_else(|| {
-            backquoted(detail, "unknown field `").filter(|name| {
-                !pointer.ends_with(&format!("/{}", escape(name)))
-            })
+            backquoted(detail, "unknown field `")
+                .filter(|name| !pointer.ends_with(&format!("/{}", escape(name))))
         }) {
             pointer = format!("{pointer}/{}", escape(name));
         }
@@ -112,7 +117,10 @@ pub fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 fn media_type<T: JsonSchema>() -> MetaMediaType {
-    MetaMediaType { content_type: JSON, schema: MetaSchemaRef::Reference(T::schema_name().into_owned()) }
+    MetaMediaType {
+        content_type: JSON,
+        schema: MetaSchemaRef::Reference(T::schema_name().into_owned()),
+    }
 }
 
 impl<T: JsonSchema + Send> Payload for Body<T> {
@@ -135,7 +143,7 @@ impl<T: JsonSchema + DeserializeOwned + Send> ParsePayload for Body<T> {
     const IS_REQUIRED: bool = true;
 
     async fn from_request(request: &Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let bytes = Vec::<u8>::from_request(request, body).await?;
+        let bytes = <Vec<u8> as poem::FromRequest>::from_request(request, body).await?;
         Ok(Self(parse_json(&bytes)?))
     }
 }
@@ -150,7 +158,11 @@ impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
     }
 
     fn request_meta() -> Option<MetaRequest> {
-        Some(MetaRequest { description: None, content: vec![media_type::<T>()], required: true })
+        Some(MetaRequest {
+            description: None,
+            content: vec![media_type::<T>()],
+            required: true,
+        })
     }
 
     async fn from_request(
@@ -166,7 +178,10 @@ impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
 fn check_content_type(request: &Request) -> poem::Result<()> {
     match request.content_type() {
         Some(content_type) if is_json(content_type) => Ok(()),
-        Some(other) => Err(ContentTypeError::NotSupported { content_type: other.to_owned() }.into()),
+        Some(other) => Err(ContentTypeError::NotSupported {
+            content_type: other.to_owned(),
+        }
+        .into()),
         None => Err(ContentTypeError::ExpectContentType.into()),
     }
 }
@@ -181,7 +196,11 @@ impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for
     }
 
     fn request_meta() -> Option<MetaRequest> {
-        Some(MetaRequest { description: None, content: vec![media_type::<T>()], required: false })
+        Some(MetaRequest {
+            description: None,
+            content: vec![media_type::<T>()],
+            required: false,
+        })
     }
 
     async fn from_request(
@@ -189,7 +208,7 @@ impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for
         body: &mut RequestBody,
         _: ExtractParamOptions<()>,
     ) -> poem::Result<Self> {
-        let bytes = Vec::<u8>::from_request(request, body).await?;
+        let bytes = <Vec<u8> as poem::FromRequest>::from_request(request, body).await?;
         if bytes.is_empty() {
             return Ok(Self(T::default()));
         }
@@ -199,7 +218,10 @@ impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for
 }
 
 fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
-    Response::builder().status(status).content_type(JSON).body(body)
+    Response::builder()
+        .status(status)
+        .content_type(JSON)
+        .body(body)
 }
 
 impl<T: Serialize + Send> IntoResponse for Reply<T> {
@@ -210,7 +232,12 @@ impl<T: Serialize + Send> IntoResponse for Reply<T> {
 
 impl<T: Serialize + JsonSchema + Send> ApiResponse for Reply<T> {
     fn meta() -> MetaResponses {
-        answers(200, "The thing asked for.", vec![media_type::<T>()], Vec::new())
+        answers(
+            200,
+            "The thing asked for.",
+            vec![media_type::<T>()],
+            Vec::new(),
+        )
     }
 
     fn register(registry: &mut Registry) {

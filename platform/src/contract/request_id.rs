@@ -24,7 +24,9 @@ tokio::task_local! {
 
 /// The id of the request that this task answers; a new one outside of any.
 pub fn current() -> RequestId {
-    CURRENT.try_with(|id| *id).unwrap_or_else(|_| RequestId::generate())
+    CURRENT
+        .try_with(|id| *id)
+        .unwrap_or_else(|_| RequestId::generate())
 }
 
 /// Runs a future as part of the request `id`; for work that goes on in a task of its own.

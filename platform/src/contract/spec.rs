@@ -63,12 +63,19 @@ thread_local! {
 /// Notes that a handler takes or gives a `T`, while poem-openapi walks the handlers.
 pub fn note_schema<T: JsonSchema>(registry: &mut Registry) {
     let name = T::schema_name().into_owned();
-    registry.schemas.entry(name.clone()).or_insert_with(|| MetaSchema::new("object"));
+    registry
+        .schemas
+        .entry(name.clone())
+        .or_insert_with(|| MetaSchema::new("object"));
     NOTED.with_borrow_mut(|noted| noted.insert(name, |generator| generator.subschema_for::<T>()));
 }
 
 /// The document of one version; `list_handlers` gives poem-openapi's own, on this thread.
-pub fn document(version: Version, list_handlers: impl FnOnce() -> String, webhooks: &[WebhookSchema]) -> Value {
+pub fn document(
+    version: Version,
+    list_handlers: impl FnOnce() -> String,
+    webhooks: &[WebhookSchema],
+) -> Value {
     NOTED.with_borrow_mut(BTreeMap::clear);
     let mut document: Value = serde_json::from_str(&list_handlers()).unwrap_or_default();
     let noted = NOTED.with_borrow_mut(std::mem::take);
@@ -83,7 +90,12 @@ pub fn document(version: Version, list_handlers: impl FnOnce() -> String, webhoo
     }
     let webhooks: Map<String, Value> = webhooks
         .iter()
-        .map(|webhook| (webhook.event_type.to_owned(), describe_webhook(webhook, &mut generator)))
+        .map(|webhook| {
+            (
+                webhook.event_type.to_owned(),
+                describe_webhook(webhook, &mut generator),
+            )
+        })
         .collect();
     let mut schemas = Map::new();
     for (name, schema) in generator.take_definitions(true) {
@@ -120,7 +132,10 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
     let lists = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         .as_str()
         .is_some_and(|name| name.contains("/PageOf"));
-    let mut parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+    let mut parameters = operation["parameters"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     if mutates {
         parameters.push(json!({
             "name": "Idempotency-Key", "in": "header", "required": true,
@@ -144,7 +159,9 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
         operation["parameters"] = Value::Array(parameters);
     }
     let has_body = operation["requestBody"].is_object();
-    let Some(responses) = operation["responses"].as_object_mut() else { return };
+    let Some(responses) = operation["responses"].as_object_mut() else {
+        return;
+    };
     for answer in responses.values_mut() {
         let headers = answer["headers"].as_object().cloned().unwrap_or_default();
         answer["headers"] = Value::Object(common_headers(headers, mutates, lists));
@@ -157,8 +174,10 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
     }
     for (status, codes) in by_status {
         let names: Vec<_> = codes.iter().map(|code| code.name()).collect();
-        let abouts: Vec<_> =
-            codes.iter().map(|code| format!("`{}`: {}", code.name(), code.about())).collect();
+        let abouts: Vec<_> = codes
+            .iter()
+            .map(|code| format!("`{}`: {}", code.name(), code.about()))
+            .collect();
         let mut answer = json!({
             "description": abouts.join("\n\n"),
             "headers": common_headers(Map::new(), false, false),
@@ -174,7 +193,11 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
     }
 }
 
-fn common_headers(mut headers: Map<String, Value>, mutates: bool, lists: bool) -> Map<String, Value> {
+fn common_headers(
+    mut headers: Map<String, Value>,
+    mutates: bool,
+    lists: bool,
+) -> Map<String, Value> {
     headers.insert(
         "X-Request-Id".to_owned(),
         json!({"description": "Names this request to support.", "schema": {"type": "string"}}),
@@ -198,7 +221,11 @@ fn common_headers(mut headers: Map<String, Value>, mutates: bool, lists: bool) -
 /// Whether an operation can answer with a code.
 fn applies(code: Code, path: &str, mutates: bool, lists: bool, has_body: bool) -> bool {
     match code {
-        Code::Unauthenticated | Code::Forbidden | Code::RateLimited | Code::Internal | Code::Unavailable => true,
+        Code::Unauthenticated
+        | Code::Forbidden
+        | Code::RateLimited
+        | Code::Internal
+        | Code::Unavailable => true,
         Code::NotFound => path.contains('{'),
         Code::InvalidParameter => !mutates || path.ends_with("/plugins"),
         Code::InvalidBody | Code::UnsupportedMediaType => has_body,
@@ -211,7 +238,9 @@ fn applies(code: Code, path: &str, mutates: bool, lists: bool, has_body: bool) -
         Code::InvalidCursor | Code::InvalidCursorLimit => lists,
         Code::ContactExists => mutates && has_body && path.contains("/contacts"),
         Code::Conflict => mutates && !path.contains("/contacts"),
-        Code::PluginInvalid => mutates && (path.ends_with("/plugins") || path.ends_with("/versions")),
+        Code::PluginInvalid => {
+            mutates && (path.ends_with("/plugins") || path.ends_with("/versions"))
+        }
         Code::PluginInUse => mutates && path.ends_with("/plugins/{id}"),
         Code::OffsetTooLarge | Code::OffsetPaginationRetired | Code::MethodNotAllowed => false,
     }

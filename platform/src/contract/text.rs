@@ -17,7 +17,9 @@ impl<'de, const MAX: usize> Deserialize<'de> for Text<MAX> {
             return Err(de::Error::custom("text has no NUL character"));
         }
         if text.chars().count() > MAX {
-            return Err(de::Error::custom(format_args!("text has at most {MAX} characters")));
+            return Err(de::Error::custom(format_args!(
+                "text has at most {MAX} characters"
+            )));
         }
         Ok(Self(text))
     }

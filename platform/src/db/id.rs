@@ -111,7 +111,9 @@ impl<K: Kind> Serialize for Id<K> {
 
 impl<'de, K: Kind> Deserialize<'de> for Id<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 
@@ -167,7 +169,9 @@ impl<K: Kind> ToJSON for Id<K> {
 
 impl<K: Kind> ParseFromParameter for Id<K> {
     fn parse_from_parameter(value: &str) -> ParseResult<Self> {
-        value.parse().map_err(|error: IdError| ParseError::custom(error.to_string()))
+        value
+            .parse()
+            .map_err(|error: IdError| ParseError::custom(error.to_string()))
     }
 }
 
@@ -243,6 +247,10 @@ mod tests {
         assert!(text.to_lowercase().parse::<Id<Thing>>().is_err());
         assert!(text.replacen("thg", "con", 1).parse::<Id<Thing>>().is_err());
         assert!(text[..text.len() - 1].parse::<Id<Thing>>().is_err());
-        assert!("thg_8ZZZZZZZZZZZZZZZZZZZZZZZZZ".parse::<Id<Thing>>().is_err());
+        assert!(
+            "thg_8ZZZZZZZZZZZZZZZZZZZZZZZZZ"
+                .parse::<Id<Thing>>()
+                .is_err()
+        );
     }
 }

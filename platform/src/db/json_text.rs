@@ -34,6 +34,8 @@ where
     &'r str: Decode<'r, D>,
 {
     fn decode(value: D::ValueRef<'r>) -> Result<Self, BoxDynError> {
-        Ok(Self(serde_json::from_str(<&str as Decode<D>>::decode(value)?)?))
+        Ok(Self(serde_json::from_str(<&str as Decode<D>>::decode(
+            value,
+        )?)?))
     }
 }

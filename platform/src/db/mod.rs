@@ -126,13 +126,15 @@ impl Db {
     }
 
     async fn open_postgres(config: &Config) -> Result<Self, OpenError> {
-        let options: PgConnectOptions =
-            config.database_url.expose_secret().parse().map_err(
-                |error: sqlx::Error| OpenError::Url(error.to_string()),
-            )?;
-        let options = options
-            .application_name("botix")
-            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
+        let options: PgConnectOptions = config
+            .database_url
+            .expose_secret()
+            .parse()
+            .map_err(|error: sqlx::Error| OpenError::Url(error.to_string()))?;
+        let options = options.application_name("botix").options([
+            ("statement_timeout", "60s"),
+            ("idle_in_transaction_session_timeout", "60s"),
+        ]);
         let pool = PgPoolOptions::new()
             .max_connections(config.database_connections)
             .min_connections(2)
@@ -144,7 +146,10 @@ impl Db {
     }
 
     async fn open_sqlite(path: &Path, readers: u32) -> Result<Self, OpenError> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        if let Some(folder) = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+        {
             tokio::fs::create_dir_all(folder).await?;
         }
         let options = SqliteConnectOptions::new()
@@ -266,7 +271,10 @@ pub fn is_unavailable(error: &sqlx::Error) -> bool {
             code.starts_with("08")
                 || code.starts_with("53")
                 || code.starts_with("57")
-                || matches!(&*code, "5" | "6" | "261" | "517" | "25P03" | "25006" | "40001" | "40P01")
+                || matches!(
+                    &*code,
+                    "5" | "6" | "261" | "517" | "25P03" | "25006" | "40001" | "40P01"
+                )
         }),
         _ => false,
     }
@@ -274,7 +282,9 @@ pub fn is_unavailable(error: &sqlx::Error) -> bool {
 
 /// Whether an error is a violated unique constraint or primary key.
 pub fn is_unique_violation(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(sqlx::error::DatabaseError::is_unique_violation)
+    error
+        .as_database_error()
+        .is_some_and(sqlx::error::DatabaseError::is_unique_violation)
 }
 
 /// Runs a statement on either database; the number of rows it changed.

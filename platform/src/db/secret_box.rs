@@ -30,13 +30,18 @@ impl fmt::Debug for Sealer {
 impl Sealer {
     /// A sealer under the key for stored secrets.
     pub fn new(master: &MasterKey) -> Self {
-        Self(ChaCha20Poly1305::new(&master.derive("botix stored secrets 1").into()))
+        Self(ChaCha20Poly1305::new(
+            &master.derive("botix stored secrets 1").into(),
+        ))
     }
 
     /// Seals `secret` for `owner` (an id, in its written form).
     pub fn seal(&self, owner: &str, secret: &[u8]) -> Vec<u8> {
         let nonce: [u8; 12] = rand::random();
-        let payload = Payload { msg: secret, aad: owner.as_bytes() };
+        let payload = Payload {
+            msg: secret,
+            aad: owner.as_bytes(),
+        };
         let sealed = self
             .0
             .encrypt(&Nonce::from(nonce), payload)
@@ -48,7 +53,13 @@ impl Sealer {
     pub fn open(&self, owner: &str, sealed: &[u8]) -> Result<Vec<u8>, SealError> {
         let (nonce, rest) = sealed.split_first_chunk::<12>().ok_or(SealError)?;
         self.0
-            .decrypt(&Nonce::from(*nonce), Payload { msg: rest, aad: owner.as_bytes() })
+            .decrypt(
+                &Nonce::from(*nonce),
+                Payload {
+                    msg: rest,
+                    aad: owner.as_bytes(),
+                },
+            )
             .map_err(|_| SealError)
     }
 }
@@ -61,8 +72,15 @@ mod tests {
     fn a_secret_opens_for_its_owner_alone() {
         let sealer = Sealer::new(&MasterKey::generate());
         let sealed = sealer.seal("whe_1", b"secret");
-        assert_eq!(sealer.open("whe_1", &sealed).ok().as_deref(), Some(&b"secret"[..]));
+        assert_eq!(
+            sealer.open("whe_1", &sealed).ok().as_deref(),
+            Some(&b"secret"[..])
+        );
         assert!(sealer.open("whe_2", &sealed).is_err());
-        assert!(Sealer::new(&MasterKey::generate()).open("whe_1", &sealed).is_err());
+        assert!(
+            Sealer::new(&MasterKey::generate())
+                .open("whe_1", &sealed)
+                .is_err()
+        );
     }
 }

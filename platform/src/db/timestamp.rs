@@ -102,7 +102,9 @@ impl std::str::FromStr for Timestamp {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let time = OffsetDateTime::parse(text, &Rfc3339)?;
-        Ok(Self(i64::try_from(time.unix_timestamp_nanos().div_euclid(1_000)).unwrap_or(i64::MAX)))
+        Ok(Self(
+            i64::try_from(time.unix_timestamp_nanos().div_euclid(1_000)).unwrap_or(i64::MAX),
+        ))
     }
 }
 
@@ -221,8 +223,14 @@ mod tests {
     fn a_timestamp_is_written_with_six_decimals_and_read_back() {
         let timestamp = Timestamp::from_micros(1_764_550_000_120_000);
         assert_eq!(timestamp.to_string(), "2025-12-01T00:46:40.120000Z");
-        assert_eq!("2025-12-01T00:46:40.12Z".parse::<Timestamp>().ok(), Some(timestamp));
-        assert_eq!("2025-12-01T01:46:40.12+01:00".parse::<Timestamp>().ok(), Some(timestamp));
+        assert_eq!(
+            "2025-12-01T00:46:40.12Z".parse::<Timestamp>().ok(),
+            Some(timestamp)
+        );
+        assert_eq!(
+            "2025-12-01T01:46:40.12+01:00".parse::<Timestamp>().ok(),
+            Some(timestamp)
+        );
     }
 
     #[test]

@@ -10,10 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
 use apalis_core::{
-    backend::ext::poll_strategy::Strategy,
-    error::BoxDynError,
-    task::builder::TaskBuilder,
-    worker::ext::parallelize::ParallelizeExt as _,
+    backend::ext::poll_strategy::Strategy, error::BoxDynError, task::builder::TaskBuilder,
 };
 use apalis_postgres::PostgresStorage;
 use apalis_sqlite::SqliteStorage;
@@ -63,7 +60,7 @@ impl From<EnqueueError> for sqlx::Error {
     fn from(error: EnqueueError) -> Self {
         match error {
             EnqueueError::Postgres(apalis_postgres::Error::Database(error))
-            | EnqueueError::Sqlite(apalis_sqlite::Error::Sqlx(error)) => error,
+            | EnqueueError::Sqlite(apalis_sqlite::Error::Database(error)) => error,
             other => Self::Encode(Box::new(other)),
         }
     }
@@ -81,7 +78,11 @@ pub async fn enqueue<J: Job>(
         return Ok(());
     }
     let now = Timestamp::now();
-    let seconds = if run_at <= now { now.seconds() } else { run_at.seconds_ceil() };
+    let seconds = if run_at <= now {
+        now.seconds()
+    } else {
+        run_at.seconds_ceil()
+    };
     let tasks = jobs
         .iter()
         .map(|job| {

@@ -69,6 +69,16 @@ pub enum Stage {
     Sign,
 }
 
+impl Stage {
+    /// The function's name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Transform => "transform",
+            Self::Sign => "sign",
+        }
+    }
+}
+
 /// What a run comes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {

@@ -51,7 +51,16 @@ impl std::fmt::Debug for Keys {
 
 /// How loud a log line is.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, ComponentType, Lift,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+    ComponentType,
+    Lift,
 )]
 #[component(enum)]
 #[serde(rename_all = "lowercase")]
@@ -72,7 +81,9 @@ pub enum Level {
 }
 
 /// A line that a plugin logged.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
 pub struct LogLine {
     /// As the plugin gave it.
     pub level: Level,

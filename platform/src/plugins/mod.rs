@@ -15,6 +15,9 @@ mod host;
 mod inspect;
 mod interface;
 mod limits;
+mod registry;
+mod runtime;
+mod upload;
 
 pub use artifact::{Artifact, Fingerprint, OpenError};
 pub use call::{Call, Delivery, Event, Outcome, Report, Stage};
@@ -24,6 +27,9 @@ pub use failure::PluginError;
 pub use host::{Keys, Level, LogLine};
 pub use inspect::{Exports, Refusal, inspect};
 pub use limits::Limits;
+pub use registry::{PluginId, PluginsApi, lists};
+pub use runtime::{Active, CompilePlugin, PluginHost};
+pub use upload::Upload;
 
 /// Text from outside, cut at a character boundary to at most `bytes` bytes and an ellipsis.
 fn truncated(text: &str, bytes: usize) -> String {

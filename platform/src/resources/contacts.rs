@@ -15,7 +15,7 @@ use crate::{
         ApiError, Body, Caller, Code, Created, NoContent, RawJson, Reply, Work,
         auth::ProjectId,
         cursor::Position,
-        page::{self, Listed, ListTexts, Page, PageRequest},
+        page::{self, ListTexts, Listed, Page, PageRequest},
         spec::Tag,
         text::Text,
     },
@@ -47,7 +47,13 @@ impl<'de> Deserialize<'de> for Phone {
         let fits = (2..=15).contains(&digits.len())
             && digits[0] != b'0'
             && digits.iter().all(u8::is_ascii_digit);
-        if fits { Ok(Self(text)) } else { Err(de::Error::custom("a phone number is written in E.164: +4915112345678")) }
+        if fits {
+            Ok(Self(text))
+        } else {
+            Err(de::Error::custom(
+                "a phone number is written in E.164: +4915112345678",
+            ))
+        }
     }
 }
 
@@ -73,11 +79,14 @@ pub struct Email(String);
 impl<'de> Deserialize<'de> for Email {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Text::<254>::deserialize(deserializer)?.0;
-        let fits = text
-            .split_once('@')
-            .is_some_and(|(name, host)| !name.is_empty() && !host.is_empty() && !host.contains('@'))
-            && !text.chars().any(|c| c.is_whitespace() || c.is_control());
-        if fits { Ok(Self(text)) } else { Err(de::Error::custom("an e-mail address is written name@host")) }
+        let fits = text.split_once('@').is_some_and(|(name, host)| {
+            !name.is_empty() && !host.is_empty() && !host.contains('@')
+        }) && !text.chars().any(|c| c.is_whitespace() || c.is_control());
+        if fits {
+            Ok(Self(text))
+        } else {
+            Err(de::Error::custom("an e-mail address is written name@host"))
+        }
     }
 }
 
@@ -243,7 +252,10 @@ impl Listed for ContactRow {
         "id, phone, name, email, tags, attributes, created_at, updated_at";
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
@@ -281,19 +293,29 @@ impl ContactsApi {
     ) -> Result<Created<Contact>, ApiError> {
         let contact = insert(&mut work, caller.project, body.0).await?;
         events::publish(&mut work, caller.project, "contact.created", &contact).await?;
-        Ok(Created { location: format!("/public/v1/contacts/{}", contact.id), body: contact })
+        Ok(Created {
+            location: format!("/public/v1/contacts/{}", contact.id),
+            body: contact,
+        })
     }
 
     /// List contacts
     #[oai(path = "/contacts", method = "get", operation_id = "list_contacts")]
     async fn list(&self, caller: Caller, page: PageRequest) -> Result<Page<Contact>, ApiError> {
-        Page::fetch(&self.db, page, caller.project, &[], |row: ContactRow| Ok(row.into())).await
+        Page::fetch(&self.db, page, caller.project, &[], |row: ContactRow| {
+            Ok(row.into())
+        })
+        .await
     }
 
     /// Count contacts
     ///
     /// From a counter that is kept beside the rows.
-    #[oai(path = "/contacts/count", method = "get", operation_id = "count_contacts")]
+    #[oai(
+        path = "/contacts/count",
+        method = "get",
+        operation_id = "count_contacts"
+    )]
     async fn count(&self, caller: Caller) -> Result<Reply<ContactCount>, ApiError> {
         let mut reader = self.db.read().await?;
         let (count,) = fetch_one!(
@@ -313,7 +335,11 @@ impl ContactsApi {
     }
 
     /// Change a contact
-    #[oai(path = "/contacts/:id", method = "patch", operation_id = "update_contact")]
+    #[oai(
+        path = "/contacts/:id",
+        method = "patch",
+        operation_id = "update_contact"
+    )]
     async fn update(
         &self,
         caller: Caller,
@@ -328,7 +354,11 @@ impl ContactsApi {
     }
 
     /// Delete a contact
-    #[oai(path = "/contacts/:id", method = "delete", operation_id = "delete_contact")]
+    #[oai(
+        path = "/contacts/:id",
+        method = "delete",
+        operation_id = "delete_contact"
+    )]
     async fn delete(
         &self,
         caller: Caller,
@@ -397,7 +427,9 @@ async fn insert(
         name: new.name.map(|name| name.0),
         email: new.email.map(|email| email.0),
         tags: new.tags.unwrap_or_default(),
-        attributes: new.attributes.unwrap_or_else(|| Attributes(RawJson::empty_object())),
+        attributes: new
+            .attributes
+            .unwrap_or_else(|| Attributes(RawJson::empty_object())),
         created_at: now,
         updated_at: now,
     };
@@ -431,7 +463,10 @@ async fn change(
     match change.phone {
         MaybeUndefined::Undefined => {}
         MaybeUndefined::Null => {
-            return Err(ApiError::invalid_body("/phone", "a contact always has a phone number"));
+            return Err(ApiError::invalid_body(
+                "/phone",
+                "a contact always has a phone number",
+            ));
         }
         MaybeUndefined::Value(phone) => contact.phone = phone.0,
     }

@@ -37,12 +37,21 @@ pub async fn create(tx: &mut Tx, name: &str) -> sqlx::Result<(ProjectId, SecretS
 /// All projects, oldest first.
 pub async fn list(db: &Db) -> sqlx::Result<Vec<ProjectRow>> {
     let mut reader = db.read().await?;
-    fetch_all!(&mut reader, ProjectRow, "SELECT id, name, created_at FROM projects ORDER BY created_at, id")
+    fetch_all!(
+        &mut reader,
+        ProjectRow,
+        "SELECT id, name, created_at FROM projects ORDER BY created_at, id"
+    )
 }
 
 /// Whether there is such a project.
 pub async fn exists(tx: &mut Tx, id: ProjectId) -> sqlx::Result<bool> {
-    let row = fetch_optional!(tx, ProjectRow, "SELECT id, name, created_at FROM projects WHERE id = $1", id)?;
+    let row = fetch_optional!(
+        tx,
+        ProjectRow,
+        "SELECT id, name, created_at FROM projects WHERE id = $1",
+        id
+    )?;
     Ok(row.is_some())
 }
 

@@ -190,7 +190,10 @@ impl Listed for AttemptRow {
                                    response_headers, response_body, plugin, created_at";
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
@@ -238,7 +241,11 @@ impl AttemptsApi {
     /// List attempts
     ///
     /// Of all deliveries, newest first.
-    #[oai(path = "/webhook-attempts", method = "get", operation_id = "list_webhook_attempts")]
+    #[oai(
+        path = "/webhook-attempts",
+        method = "get",
+        operation_id = "list_webhook_attempts"
+    )]
     async fn list(
         &self,
         caller: Caller,
@@ -256,24 +263,36 @@ impl AttemptsApi {
     ) -> Result<Page<Attempt>, ApiError> {
         let mut filters = Vec::new();
         if let Some(text) = status.0 {
-            let status =
-                self::status(&text).map_err(|error| ApiError::invalid_parameter("status", error))?;
+            let status = self::status(&text)
+                .map_err(|error| ApiError::invalid_parameter("status", error))?;
             filters.push(Filter::text("status", status.as_str()));
         }
         filters.extend(endpoint_id.0.map(|id| Filter::id("endpoint_id", id)));
-        filters.extend(event_type.0.map(|event_type| Filter::text("event_type", event_type)));
+        filters.extend(
+            event_type
+                .0
+                .map(|event_type| Filter::text("event_type", event_type)),
+        );
         if let Some(text) = since.0 {
             filters.push(Filter::since(time("since", &text)?));
         }
         if let Some(text) = until.0 {
             filters.push(Filter::until(time("until", &text)?));
         }
-        Page::fetch(&self.db, page, caller.project, &filters, |row: AttemptRow| row.show()).await
+        Page::fetch(
+            &self.db,
+            page,
+            caller.project,
+            &filters,
+            |row: AttemptRow| row.show(),
+        )
+        .await
     }
 }
 
 fn time(name: &str, text: &str) -> Result<Timestamp, ApiError> {
-    text.parse().map_err(|_| ApiError::invalid_parameter(name, "a time is written in RFC 3339"))
+    text.parse()
+        .map_err(|_| ApiError::invalid_parameter(name, "a time is written in RFC 3339"))
 }
 
 /// The query texts of this resource's lists.
@@ -296,8 +315,14 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_are_written_in_base64() {
         assert_eq!(written(b"ok".to_vec()), ("ok".to_owned(), Encoding::Utf8));
-        assert_eq!(written(b"a\0b".to_vec()), ("YQBi".to_owned(), Encoding::Base64));
-        assert_eq!(written(vec![0xff, 0xfe]), ("//4=".to_owned(), Encoding::Base64));
+        assert_eq!(
+            written(b"a\0b".to_vec()),
+            ("YQBi".to_owned(), Encoding::Base64)
+        );
+        assert_eq!(
+            written(vec![0xff, 0xfe]),
+            ("//4=".to_owned(), Encoding::Base64)
+        );
     }
 
     #[test]

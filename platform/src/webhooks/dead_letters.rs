@@ -1,6 +1,9 @@
 //! Dead letters: deliveries that were given up, with the reason, for people to look at.
 
-use poem_openapi::{OpenApi, param::{Path, Query}};
+use poem_openapi::{
+    OpenApi,
+    param::{Path, Query},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -51,7 +54,10 @@ impl Listed for DeadLetter {
         "id, delivery_id, event_id, endpoint_id, reason, attempts, created_at";
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
@@ -65,7 +71,11 @@ pub struct DeadLettersApi {
 #[OpenApi(tag = "Tag::Deliveries")]
 impl DeadLettersApi {
     /// List dead letters
-    #[oai(path = "/webhook-dead-letters", method = "get", operation_id = "list_webhook_dead_letters")]
+    #[oai(
+        path = "/webhook-dead-letters",
+        method = "get",
+        operation_id = "list_webhook_dead_letters"
+    )]
     async fn list(
         &self,
         caller: Caller,
@@ -73,14 +83,25 @@ impl DeadLettersApi {
         /// Only dead letters of this endpoint.
         endpoint_id: Query<Option<EndpointId>>,
     ) -> Result<Page<DeadLetter>, ApiError> {
-        let filters: Vec<_> =
-            endpoint_id.0.map(|id| Filter::id("endpoint_id", id)).into_iter().collect();
+        let filters: Vec<_> = endpoint_id
+            .0
+            .map(|id| Filter::id("endpoint_id", id))
+            .into_iter()
+            .collect();
         Page::fetch(&self.db, page, caller.project, &filters, Ok).await
     }
 
     /// Read a dead letter
-    #[oai(path = "/webhook-dead-letters/:id", method = "get", operation_id = "get_webhook_dead_letter")]
-    async fn get(&self, caller: Caller, id: Path<DeadLetterId>) -> Result<Reply<DeadLetter>, ApiError> {
+    #[oai(
+        path = "/webhook-dead-letters/:id",
+        method = "get",
+        operation_id = "get_webhook_dead_letter"
+    )]
+    async fn get(
+        &self,
+        caller: Caller,
+        id: Path<DeadLetterId>,
+    ) -> Result<Reply<DeadLetter>, ApiError> {
         let mut reader = self.db.read().await?;
         let letter = fetch_optional!(
             &mut reader,
@@ -90,7 +111,9 @@ impl DeadLettersApi {
             caller.project,
             id.0
         )?;
-        Ok(Reply(letter.ok_or_else(|| ApiError::not_found("dead letter"))?))
+        Ok(Reply(
+            letter.ok_or_else(|| ApiError::not_found("dead letter"))?,
+        ))
     }
 }
 

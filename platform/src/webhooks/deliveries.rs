@@ -6,7 +6,10 @@
 
 use std::{fmt, str::FromStr};
 
-use poem_openapi::{OpenApi, param::{Path, Query}};
+use poem_openapi::{
+    OpenApi,
+    param::{Path, Query},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -149,7 +152,10 @@ impl Listed for DeliveryRow {
                                    next_attempt_at, last_status_code, created_at, updated_at";
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
@@ -159,7 +165,10 @@ fn show(row: DeliveryRow) -> Result<Delivery, ApiError> {
         event_id: row.event_id,
         event_type: row.event_type,
         endpoint_id: row.endpoint_id,
-        state: row.state.parse().map_err(|error: String| ApiError::internal(error))?,
+        state: row
+            .state
+            .parse()
+            .map_err(|error: String| ApiError::internal(error))?,
         attempts: row.attempts,
         next_attempt_at: row.next_attempt_at,
         last_status_code: row.last_status_code,
@@ -177,22 +186,16 @@ pub struct DeliverWebhook {
     pub number: i64,
     /// Tells this job from another one for the same attempt, where one was put off or lost.
     #[serde(default)]
-    pub copy: u32,
-}
-
-impl DeliverWebhook {
-    /// Another job for an attempt whose first job ended without making it.
-    pub fn again(delivery_id: DeliveryId, number: i64) -> Self {
-        Self { delivery_id, number, copy: rand::random_range(1..=u32::MAX) }
-    }
+    pub copy: i64,
 }
 
 impl Job for DeliverWebhook {
     const QUEUE: &'static str = "deliver-webhook";
 
     fn unique_key(&self) -> Option<String> {
-        // One job per planned attempt: whoever plans it twice is stopped here.
-        Some(format!("{}:{}:{}", self.delivery_id.ulid(), self.number, self.copy))
+        // Spelt as the sweep that looks for lost jobs can spell it in SQL.
+        let id = uuid::Uuid::from(self.delivery_id);
+        Some(format!("{}:{}:{}", id.simple(), self.number, self.copy))
     }
 }
 
@@ -208,8 +211,8 @@ pub(super) async fn create(
     execute!(
         on,
         "INSERT INTO webhook_deliveries (id, project_id, event_id, event_type, endpoint_id, request_id, \
-         state, attempts, next_number, ladder_number, step, next_attempt_at, created_at, updated_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, $8, $9, $9)",
+         state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, created_at, updated_at) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, 0, $8, $9, $9)",
         id,
         event.project_id,
         event.id,
@@ -221,9 +224,17 @@ pub(super) async fn create(
         event.created_at
     )?;
     if let Some(due) = due {
-        jobs::enqueue(on, &[DeliverWebhook { delivery_id: id, number: 1, copy: 0 }], due)
-            .await
-            .map_err(sqlx::Error::from)?;
+        jobs::enqueue(
+            on,
+            &[DeliverWebhook {
+                delivery_id: id,
+                number: 1,
+                copy: 0,
+            }],
+            due,
+        )
+        .await
+        .map_err(sqlx::Error::from)?;
     }
     Ok(())
 }
@@ -233,19 +244,55 @@ pub(super) async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> Re
     let now = Timestamp::now();
     let released = fetch_all!(
         on,
-        (DeliveryId, i64),
+        (DeliveryId, i64, i64),
         "UPDATE webhook_deliveries SET state = CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END, \
-         next_attempt_at = $2, updated_at = $2 \
-         WHERE endpoint_id = $1 AND state = 'paused' RETURNING id, ladder_number",
+         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1 \
+         WHERE endpoint_id = $1 AND state = 'paused' RETURNING id, ladder_number, job_copy",
         endpoint,
         now
     )?;
     let jobs: Vec<_> = released
         .into_iter()
-        .map(|(delivery_id, number)| DeliverWebhook::again(delivery_id, number))
+        .map(|(delivery_id, number, copy)| DeliverWebhook {
+            delivery_id,
+            number,
+            copy,
+        })
         .collect();
-    jobs::enqueue(on, &jobs, now).await.map_err(sqlx::Error::from)?;
+    jobs::enqueue(on, &jobs, now)
+        .await
+        .map_err(sqlx::Error::from)?;
     Ok(())
+}
+
+/// Gives the planned attempt of a delivery another job; false when there is none to make.
+pub(super) async fn plan_again(
+    on: &mut impl Queryable,
+    delivery_id: DeliveryId,
+    at: Timestamp,
+) -> sqlx::Result<bool> {
+    let planned = fetch_optional!(
+        on,
+        (i64, i64),
+        "UPDATE webhook_deliveries SET next_attempt_at = $2, job_copy = job_copy + 1 \
+         WHERE id = $1 AND state IN ('pending', 'retrying') RETURNING ladder_number, job_copy",
+        delivery_id,
+        at
+    )?;
+    let Some((number, copy)) = planned else {
+        return Ok(false);
+    };
+    jobs::enqueue(
+        on,
+        &[DeliverWebhook {
+            delivery_id,
+            number,
+            copy,
+        }],
+        at,
+    )
+    .await?;
+    Ok(true)
 }
 
 /// Cancels what is not finished of an endpoint that is no more.
@@ -274,7 +321,11 @@ pub struct DeliveriesApi {
 #[OpenApi(tag = "Tag::Deliveries")]
 impl DeliveriesApi {
     /// List deliveries
-    #[oai(path = "/webhook-deliveries", method = "get", operation_id = "list_webhook_deliveries")]
+    #[oai(
+        path = "/webhook-deliveries",
+        method = "get",
+        operation_id = "list_webhook_deliveries"
+    )]
     async fn list(
         &self,
         caller: Caller,
@@ -288,24 +339,37 @@ impl DeliveriesApi {
     ) -> Result<Page<Delivery>, ApiError> {
         let mut filters = Vec::new();
         if let Some(state) = state.0 {
-            let state: State =
-                state.parse().map_err(|error| ApiError::invalid_parameter("state", error))?;
+            let state: State = state
+                .parse()
+                .map_err(|error| ApiError::invalid_parameter("state", error))?;
             filters.push(Filter::text("state", state.as_str()));
         }
         filters.extend(endpoint_id.0.map(|id| Filter::id("endpoint_id", id)));
-        filters.extend(event_type.0.map(|event_type| Filter::text("event_type", event_type)));
+        filters.extend(
+            event_type
+                .0
+                .map(|event_type| Filter::text("event_type", event_type)),
+        );
         Page::fetch(&self.db, page, caller.project, &filters, show).await
     }
 
     /// Read a delivery
-    #[oai(path = "/webhook-deliveries/:id", method = "get", operation_id = "get_webhook_delivery")]
+    #[oai(
+        path = "/webhook-deliveries/:id",
+        method = "get",
+        operation_id = "get_webhook_delivery"
+    )]
     async fn get(&self, caller: Caller, id: Path<DeliveryId>) -> Result<Reply<Delivery>, ApiError> {
         let mut reader = self.db.read().await?;
         Ok(Reply(show(find(&mut reader, caller.project, id.0).await?)?))
     }
 
     /// List the attempts of a delivery
-    #[oai(path = "/webhook-deliveries/:id/attempts", method = "get", operation_id = "list_attempts_of_delivery")]
+    #[oai(
+        path = "/webhook-deliveries/:id/attempts",
+        method = "get",
+        operation_id = "list_attempts_of_delivery"
+    )]
     async fn attempts(
         &self,
         caller: Caller,
@@ -314,7 +378,14 @@ impl DeliveriesApi {
     ) -> Result<Page<Attempt>, ApiError> {
         find(&mut self.db.read().await?, caller.project, id.0).await?;
         let filters = [Filter::id("delivery_id", id.0)];
-        Page::fetch(&self.db, page, caller.project, &filters, |row: AttemptRow| row.show()).await
+        Page::fetch(
+            &self.db,
+            page,
+            caller.project,
+            &filters,
+            |row: AttemptRow| row.show(),
+        )
+        .await
     }
 }
 

@@ -53,11 +53,13 @@ impl Patterns {
 
     /// Whether an event type is among them.
     pub fn matches(&self, event_type: &str) -> bool {
-        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
-            // `contact.` of `contact.*`, or nothing of `*`.
-            Some(start) => event_type.starts_with(start),
-            None => event_type == pattern,
-        })
+        self.0
+            .iter()
+            .any(|pattern| match pattern.strip_suffix('*') {
+                // `contact.` of `contact.*`, or nothing of `*`.
+                Some(start) => event_type.starts_with(start),
+                None => event_type == pattern,
+            })
     }
 }
 
@@ -79,7 +81,11 @@ impl<'de> Deserialize<'de> for Patterns {
                 )));
             }
         }
-        Ok(if patterns.is_empty() { Self::all() } else { Self(patterns) })
+        Ok(if patterns.is_empty() {
+            Self::all()
+        } else {
+            Self(patterns)
+        })
     }
 }
 
@@ -106,29 +112,50 @@ pub struct CustomHeaders(BTreeMap<String, String>);
 impl CustomHeaders {
     /// The headers, ready to send.
     pub fn iter(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-        self.0.iter().filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
+        self.0
+            .iter()
+            .filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
     }
 
     fn masked(self) -> Self {
-        Self(self.0.into_keys().map(|name| (name, "********".to_owned())).collect())
+        Self(
+            self.0
+                .into_keys()
+                .map(|name| (name, "********".to_owned()))
+                .collect(),
+        )
     }
 }
 
 impl<'de> Deserialize<'de> for CustomHeaders {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let given = BTreeMap::<String, String>::deserialize(deserializer)?;
-        if given.len() > 20 || given.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > 8_192 {
-            return Err(de::Error::custom("an endpoint has at most 20 headers of 8,192 bytes together"));
+        if given.len() > 20
+            || given
+                .iter()
+                .map(|(name, value)| name.len() + value.len())
+                .sum::<usize>()
+                > 8_192
+        {
+            return Err(de::Error::custom(
+                "an endpoint has at most 20 headers of 8,192 bytes together",
+            ));
         }
         for (name, value) in &given {
             let Ok(parsed) = name.parse::<HeaderName>() else {
-                return Err(de::Error::custom(format_args!("`{name}` is no header name")));
+                return Err(de::Error::custom(format_args!(
+                    "`{name}` is no header name"
+                )));
             };
             if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
-                return Err(de::Error::custom(format_args!("`{name}` is the platform's to send")));
+                return Err(de::Error::custom(format_args!(
+                    "`{name}` is the platform's to send"
+                )));
             }
             if value.parse::<HeaderValue>().is_err() {
-                return Err(de::Error::custom(format_args!("the value of `{name}` is no header value")));
+                return Err(de::Error::custom(format_args!(
+                    "the value of `{name}` is no header value"
+                )));
             }
         }
         Ok(Self(given))
@@ -250,13 +277,22 @@ impl Listed for EndpointRow {
     const COLUMNS: &'static str = COLUMNS;
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
 /// Opens an endpoint's own headers.
-pub fn open_headers(sealer: &Sealer, id: EndpointId, sealed: &[u8]) -> Result<CustomHeaders, ApiError> {
-    let json = sealer.open(&id.to_string(), sealed).map_err(ApiError::internal)?;
+pub fn open_headers(
+    sealer: &Sealer,
+    id: EndpointId,
+    sealed: &[u8],
+) -> Result<CustomHeaders, ApiError> {
+    let json = sealer
+        .open(&id.to_string(), sealed)
+        .map_err(ApiError::internal)?;
     serde_json::from_slice(&json).map_err(ApiError::internal)
 }
 
@@ -276,7 +312,11 @@ impl EndpointsApi {
     /// Create an endpoint
     ///
     /// The answer shows the signing secret, this once.
-    #[oai(path = "/webhook-endpoints", method = "post", operation_id = "create_webhook_endpoint")]
+    #[oai(
+        path = "/webhook-endpoints",
+        method = "post",
+        operation_id = "create_webhook_endpoint"
+    )]
     async fn create(
         &self,
         caller: Caller,
@@ -323,17 +363,28 @@ impl EndpointsApi {
             self.sealer.seal(&endpoint.id.to_string(), secret.key()),
             now
         )?;
-        Ok(Created { location: format!("/public/v1/webhook-endpoints/{}", endpoint.id), body: endpoint })
+        Ok(Created {
+            location: format!("/public/v1/webhook-endpoints/{}", endpoint.id),
+            body: endpoint,
+        })
     }
 
     /// List endpoints
-    #[oai(path = "/webhook-endpoints", method = "get", operation_id = "list_webhook_endpoints")]
+    #[oai(
+        path = "/webhook-endpoints",
+        method = "get",
+        operation_id = "list_webhook_endpoints"
+    )]
     async fn list(&self, caller: Caller, page: PageRequest) -> Result<Page<Endpoint>, ApiError> {
         Page::fetch(&self.db, page, caller.project, &[], |row| self.show(row)).await
     }
 
     /// Read an endpoint
-    #[oai(path = "/webhook-endpoints/:id", method = "get", operation_id = "get_webhook_endpoint")]
+    #[oai(
+        path = "/webhook-endpoints/:id",
+        method = "get",
+        operation_id = "get_webhook_endpoint"
+    )]
     async fn get(&self, caller: Caller, id: Path<EndpointId>) -> Result<Reply<Endpoint>, ApiError> {
         let mut reader = self.db.read().await?;
         let row = fetch_optional!(
@@ -345,11 +396,17 @@ impl EndpointsApi {
             caller.project,
             id.0
         )?;
-        Ok(Reply(self.show(row.ok_or_else(|| ApiError::not_found("endpoint"))?)?))
+        Ok(Reply(self.show(
+            row.ok_or_else(|| ApiError::not_found("endpoint"))?,
+        )?))
     }
 
     /// Change an endpoint
-    #[oai(path = "/webhook-endpoints/:id", method = "patch", operation_id = "update_webhook_endpoint")]
+    #[oai(
+        path = "/webhook-endpoints/:id",
+        method = "patch",
+        operation_id = "update_webhook_endpoint"
+    )]
     async fn update(
         &self,
         caller: Caller,
@@ -404,7 +461,11 @@ impl EndpointsApi {
     /// Delete an endpoint
     ///
     /// Its deliveries that are not finished are cancelled.
-    #[oai(path = "/webhook-endpoints/:id", method = "delete", operation_id = "delete_webhook_endpoint")]
+    #[oai(
+        path = "/webhook-endpoints/:id",
+        method = "delete",
+        operation_id = "delete_webhook_endpoint"
+    )]
     async fn delete(
         &self,
         caller: Caller,
@@ -467,7 +528,9 @@ impl EndpointsApi {
         }
         match change.headers {
             MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => row.headers = self.seal_headers(row.id, &CustomHeaders::default()),
+            MaybeUndefined::Null => {
+                row.headers = self.seal_headers(row.id, &CustomHeaders::default())
+            }
             MaybeUndefined::Value(headers) => row.headers = self.seal_headers(row.id, &headers),
         }
         row
@@ -499,12 +562,19 @@ impl EndpointsApi {
 
 fn check_config(config: Option<&RawJson>) -> Result<(), ApiError> {
     if config.is_some_and(|config| config.as_str().len() > 65_536) {
-        return Err(ApiError::invalid_body("/plugin_config", "a configuration has at most 65,536 bytes"));
+        return Err(ApiError::invalid_body(
+            "/plugin_config",
+            "a configuration has at most 65,536 bytes",
+        ));
     }
     Ok(())
 }
 
-async fn check_plugin(on: &mut impl Queryable, project: ProjectId, plugin: PluginId) -> Result<(), ApiError> {
+async fn check_plugin(
+    on: &mut impl Queryable,
+    project: ProjectId,
+    plugin: PluginId,
+) -> Result<(), ApiError> {
     let row = fetch_optional!(
         on,
         (PluginId,),
@@ -512,7 +582,9 @@ async fn check_plugin(on: &mut impl Queryable, project: ProjectId, plugin: Plugi
         project,
         plugin
     )?;
-    row.map(drop).ok_or_else(|| ApiError::invalid_body("/plugin_id", "there is no such plugin in this project"))
+    row.map(drop).ok_or_else(|| {
+        ApiError::invalid_body("/plugin_id", "there is no such plugin in this project")
+    })
 }
 
 /// Disables an endpoint for a reason of the platform's; its deliveries wait.
@@ -557,7 +629,11 @@ mod tests {
     #[test]
     fn patterns_match_by_whole_parts() {
         let some = patterns(r#"["contact.*", "order.paid"]"#).expect("patterns");
-        assert!(some.matches("contact.created") && some.matches("contact.a.b") && some.matches("order.paid"));
+        assert!(
+            some.matches("contact.created")
+                && some.matches("contact.a.b")
+                && some.matches("order.paid")
+        );
         assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
         assert!(patterns("[]").expect("patterns").matches("anything.at_all"));
         assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());

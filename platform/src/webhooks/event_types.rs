@@ -9,7 +9,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    contract::{ApiError, page::Page, payload::{RawJson, parse_json}, spec::{Tag, WebhookSchema}},
+    contract::{
+        ApiError,
+        page::Page,
+        payload::{RawJson, parse_json},
+        spec::{Tag, WebhookSchema},
+    },
     db::Timestamp,
 };
 
@@ -48,12 +53,17 @@ impl EventType {
 
     /// The type as the API's documents describe its webhook.
     pub fn webhook(&self) -> WebhookSchema {
-        WebhookSchema { event_type: self.name, about: self.about, data: self.schema }
+        WebhookSchema {
+            event_type: self.name,
+            about: self.about,
+            data: self.schema,
+        }
     }
 
     fn schema(&self) -> serde_json::Value {
-        let mut generator =
-            SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true).into_generator();
+        let mut generator = SchemaSettings::draft2020_12()
+            .with(|settings| settings.inline_subschemas = true)
+            .into_generator();
         (self.schema)(&mut generator).to_value()
     }
 }
@@ -75,8 +85,14 @@ pub fn announced() -> Vec<EventType> {
         EventType::of::<Message>("message.sent", "A message left through its channel."),
         EventType::of::<Message>("message.delivered", "A message reached its contact."),
         EventType::of::<Message>("message.failed", "A message could not be sent."),
-        EventType::of::<Import>("catalog.import.completed", "An import of catalog items ended."),
-        EventType::of::<ScenarioRun>("scenario.run.completed", "A run went through all its steps."),
+        EventType::of::<Import>(
+            "catalog.import.completed",
+            "An import of catalog items ended.",
+        ),
+        EventType::of::<ScenarioRun>(
+            "scenario.run.completed",
+            "A run went through all its steps.",
+        ),
         EventType::of::<ScenarioRun>("scenario.run.failed", "A run stopped at a step."),
     ]
 }
@@ -190,11 +206,20 @@ impl EventTypesApi {
     /// List the built-in event types
     ///
     /// All on one page, each with the JSON Schema of its data.
-    #[oai(path = "/event-types", method = "get", operation_id = "list_event_types")]
+    #[oai(
+        path = "/event-types",
+        method = "get",
+        operation_id = "list_event_types"
+    )]
     async fn list(&self) -> Result<Page<EventTypeView>, ApiError> {
         let views = self.types.iter().map(|event_type| {
-            let schema = serde_json::value::to_raw_value(&event_type.schema()).map_err(ApiError::internal)?;
-            Ok(EventTypeView { name: event_type.name, description: event_type.about, schema: RawJson(schema) })
+            let schema = serde_json::value::to_raw_value(&event_type.schema())
+                .map_err(ApiError::internal)?;
+            Ok(EventTypeView {
+                name: event_type.name,
+                description: event_type.about,
+                schema: RawJson(schema),
+            })
         });
         Ok(Page::whole(views.collect::<Result<_, ApiError>>()?))
     }

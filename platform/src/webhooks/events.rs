@@ -4,7 +4,10 @@
 //! each matching endpoint and the delivery's job. Endpoints that are disabled get theirs `paused`,
 //! without a job. Data is kept byte for byte.
 
-use poem_openapi::{OpenApi, param::{Path, Query}};
+use poem_openapi::{
+    OpenApi,
+    param::{Path, Query},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -82,7 +85,10 @@ impl Listed for EventRow {
     const COLUMNS: &'static str = "id, project_id, event_type, data, created_at";
 
     fn position(&self) -> Position {
-        Position { created_at: self.created_at, id: self.id.into() }
+        Position {
+            created_at: self.created_at,
+            id: self.id.into(),
+        }
     }
 }
 
@@ -106,7 +112,9 @@ pub fn is_event_type(text: &str) -> bool {
         && text.split('.').all(|part| {
             parts += 1;
             !part.is_empty()
-                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+                && part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
         })
         && (2..=10).contains(&parts)
 }
@@ -119,7 +127,9 @@ pub async fn publish(
     data: &(impl Serialize + Sync),
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
-    publish_raw(on, project, event_type.to_owned(), RawJson(data)).await.map(drop)
+    publish_raw(on, project, event_type.to_owned(), RawJson(data))
+        .await
+        .map(drop)
 }
 
 #[derive(sqlx::FromRow)]
@@ -162,7 +172,11 @@ async fn publish_raw(
     for target in targets {
         if target.event_types.0.matches(&event.event_type) {
             let enabled = target.enabled || is_enabled(on, target.id).await?;
-            let state = if enabled { State::Pending } else { State::Paused };
+            let state = if enabled {
+                State::Pending
+            } else {
+                State::Paused
+            };
             deliveries::create(on, &event, target.id, state).await?;
         }
     }
@@ -203,7 +217,10 @@ impl EventsApi {
     ) -> Result<Created<Event>, ApiError> {
         let NewEvent { event_type, data } = body.0;
         if !is_event_type(&event_type) {
-            return Err(ApiError::invalid_body("/type", "an event type has two to ten parts of letters, digits, _ and -, with dots between"));
+            return Err(ApiError::invalid_body(
+                "/type",
+                "an event type has two to ten parts of letters, digits, _ and -, with dots between",
+            ));
         }
         if data.as_str().len() > MAX_DATA {
             return Err(ApiError::invalid_body("/data", "data has at most 1 MiB"));
@@ -212,7 +229,10 @@ impl EventsApi {
             known.check(data.as_str())?;
         }
         let event = publish_raw(&mut work, caller.project, event_type, data).await?;
-        Ok(Created { location: format!("/public/v1/events/{}", event.id), body: event })
+        Ok(Created {
+            location: format!("/public/v1/events/{}", event.id),
+            body: event,
+        })
     }
 
     /// List events
@@ -224,9 +244,15 @@ impl EventsApi {
         /// Only events of this type.
         r#type: Query<Option<String>>,
     ) -> Result<Page<Event>, ApiError> {
-        let filters: Vec<_> =
-            r#type.0.map(|event_type| Filter::text("event_type", event_type)).into_iter().collect();
-        Page::fetch(&self.db, page, caller.project, &filters, |row: EventRow| Ok(row.into())).await
+        let filters: Vec<_> = r#type
+            .0
+            .map(|event_type| Filter::text("event_type", event_type))
+            .into_iter()
+            .collect();
+        Page::fetch(&self.db, page, caller.project, &filters, |row: EventRow| {
+            Ok(row.into())
+        })
+        .await
     }
 
     /// Read an event
@@ -243,7 +269,9 @@ impl EventsApi {
             caller.project,
             id.0
         )?;
-        Ok(Reply(row.ok_or_else(|| ApiError::not_found("event"))?.into()))
+        Ok(Reply(
+            row.ok_or_else(|| ApiError::not_found("event"))?.into(),
+        ))
     }
 }
 
@@ -264,7 +292,9 @@ mod tests {
         for good in ["order.shipped", "a.b.c", "Order-2.was_shipped"] {
             assert!(is_event_type(good), "{good}");
         }
-        for bad in ["", "order", "order.", ".order", "order..x", "order.*", "order.ä", "a b.c", "a.b\n"] {
+        for bad in [
+            "", "order", "order.", ".order", "order..x", "order.*", "order.ä", "a b.c", "a.b\n",
+        ] {
             assert!(!is_event_type(bad), "{bad}");
         }
     }

@@ -1,8 +1,23 @@
-//! Webhooks.
+//! Webhooks: from what happened to a receiver's answer.
+//!
+//! `events::publish` writes an event and its deliveries in the caller's transaction; the [`worker`]
+//! makes each attempt: [`payload`] → the tenant's plugin → [`headers`] and [`signature`] → [`target`]
+//! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows.
 
+pub mod attempts;
+pub mod dead_letters;
+pub mod deliveries;
+pub mod endpoints;
+pub mod event_types;
+pub mod events;
 pub mod headers;
+pub mod inspector;
 pub mod ladder;
 pub mod payload;
 pub mod sender;
+mod settle;
 pub mod signature;
 pub mod target;
+pub mod worker;
+
+pub use settle::rescue;

@@ -58,6 +58,11 @@ impl EndpointSecret {
         format!("{PREFIX}{}", STANDARD.encode(self.key.expose_secret())).into()
     }
 
+    /// The secret with this key, as [`key`](Self::key) gave it.
+    pub fn from_key(key: Vec<u8>) -> Self {
+        Self { key: key.into() }
+    }
+
     /// The key itself, for the plugin host's `hmac-sha256` with the key name `endpoint`.
     pub fn key(&self) -> &[u8] {
         self.key.expose_secret()

@@ -1,2 +1,2 @@
 //! c
-fn main(){}
+fn main() {}

@@ -16,7 +16,10 @@ impl Key {
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, ApiError> {
         let mut values = headers.get_all(HEADER).iter();
         let value = values.next().ok_or_else(|| {
-            ApiError::new(Code::IdempotencyKeyRequired, Code::IdempotencyKeyRequired.about())
+            ApiError::new(
+                Code::IdempotencyKeyRequired,
+                Code::IdempotencyKeyRequired.about(),
+            )
         })?;
         values
             .next()
@@ -24,7 +27,10 @@ impl Key {
             .then(|| value.to_str().ok().and_then(Self::parse))
             .flatten()
             .ok_or_else(|| {
-                ApiError::new(Code::IdempotencyKeyInvalid, Code::IdempotencyKeyInvalid.about())
+                ApiError::new(
+                    Code::IdempotencyKeyInvalid,
+                    Code::IdempotencyKeyInvalid.about(),
+                )
             })
     }
 
@@ -72,7 +78,12 @@ fn is_ulid(text: &str) -> bool {
 }
 
 /// SHA-256 over method, path, query, content type and raw body, each with its length.
-pub fn fingerprint(method: &Method, uri: &Uri, content_type: Option<&[u8]>, body: &[u8]) -> [u8; 32] {
+pub fn fingerprint(
+    method: &Method,
+    uri: &Uri,
+    content_type: Option<&[u8]>,
+    body: &[u8],
+) -> [u8; 32] {
     let mut hash = Sha256::new();
     // An absent query or content type is not the same as an empty one.
     let parts: [Option<&[u8]>; 5] = [
@@ -140,7 +151,11 @@ mod tests {
 
     #[test]
     fn case_and_quotes_do_not_make_another_key() {
-        let keys = ["01kbcz5x3v8q2t4r6y8w0n1m3p", "\"01KBCZ5X3V8Q2T4R6Y8W0N1M3P\""].map(Key::parse);
+        let keys = [
+            "01kbcz5x3v8q2t4r6y8w0n1m3p",
+            "\"01KBCZ5X3V8Q2T4R6Y8W0N1M3P\"",
+        ]
+        .map(Key::parse);
         assert_eq!(keys[0], keys[1]);
     }
 

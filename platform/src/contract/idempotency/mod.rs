@@ -65,7 +65,11 @@ struct Slot(Arc<AsyncMutex<Option<Tx>>>);
 impl<'a> FromRequest<'a> for Work {
     async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
         let missing = || ApiError::internal("a mutation was mounted outside of its layer");
-        let slot = request.extensions().get::<Slot>().ok_or_else(missing)?.clone();
+        let slot = request
+            .extensions()
+            .get::<Slot>()
+            .ok_or_else(missing)?
+            .clone();
         let guard = slot.0.lock_owned().await;
         if guard.is_none() {
             return Err(missing().into());
@@ -76,7 +80,10 @@ impl<'a> FromRequest<'a> for Work {
 
 impl Queryable for Work {
     fn conn(&mut self) -> Conn<'_> {
-        self.0.as_mut().expect("the slot was full when Work was made, and Work never empties it").conn()
+        self.0
+            .as_mut()
+            .expect("the slot was full when Work was made, and Work never empties it")
+            .conn()
     }
 }
 
@@ -85,14 +92,22 @@ struct InFlight<'i>(&'i Mutex<HashSet<(ProjectId, Key)>>, (ProjectId, Key));
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.1);
     }
 }
 
 impl Idempotency {
     /// Over this store, keeping answers for `ttl`; executions are tracked by `tasks`.
     pub fn new(db: Db, ttl: Duration, tasks: TaskTracker) -> Self {
-        Self { db, ttl, in_flight: Arc::default(), tasks }
+        Self {
+            db,
+            ttl,
+            in_flight: Arc::default(),
+            tasks,
+        }
     }
 
     /// Executes `request` on `inner`, or replays what it answered before.
@@ -116,7 +131,10 @@ impl Idempotency {
 
     fn claim(&self, asked: &Asked) -> Result<InFlight<'_>, ApiError> {
         let entry = (asked.project, asked.key.clone());
-        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = self
+            .in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if in_flight.insert(entry.clone()) {
             Ok(InFlight(&self.in_flight, entry))
         } else {
@@ -172,7 +190,11 @@ impl Idempotency {
     /// Opens the transaction, takes the key's lock and looks for a record.
     async fn start(&self, asked: &Asked) -> Result<Start, ApiError> {
         let mut tx = self.db.begin().await.map_err(unavailable)?;
-        if !tx.try_lock(record::lock_of(asked.project, &asked.key)).await.map_err(unavailable)? {
+        if !tx
+            .try_lock(record::lock_of(asked.project, &asked.key))
+            .await
+            .map_err(unavailable)?
+        {
             return Err(in_progress());
         }
         let Some(record) = record::find(&mut tx, asked).await.map_err(unavailable)? else {
@@ -233,14 +255,27 @@ async fn run_handler(
     let slot = Slot(Arc::new(AsyncMutex::new(Some(tx))));
     request.extensions_mut().insert(slot.clone());
     request.set_body(body);
-    let called = AssertUnwindSafe(inner.get_response_or_error(request)).catch_unwind().await;
-    let tx = slot.0.lock().await.take().ok_or_else(|| ApiError::internal("a handler kept its transaction"))?;
+    let called = AssertUnwindSafe(inner.get_response_or_error(request))
+        .catch_unwind()
+        .await;
+    let tx = slot
+        .0
+        .lock()
+        .await
+        .take()
+        .ok_or_else(|| ApiError::internal("a handler kept its transaction"))?;
     let (response, decided) = match called {
         Ok(called) => called,
         Err(panic) => {
-            let panic = panic.downcast_ref::<&str>().map(ToString::to_string)
-                .or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            (poem::IntoResponse::into_response(ApiError::internal(format!("panic: {panic}"))), false)
+            let panic = panic
+                .downcast_ref::<&str>()
+                .map(ToString::to_string)
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            (
+                poem::IntoResponse::into_response(ApiError::internal(format!("panic: {panic}"))),
+                false,
+            )
         }
     };
     if !decided {
@@ -248,7 +283,14 @@ async fn run_handler(
     }
     let is_success = response.status().is_success();
     let answer = Answer::read(response).await.map_err(ApiError::internal)?;
-    Ok((Ok(if is_success { Decided::Done(answer) } else { Decided::Refused(answer) }), tx))
+    Ok((
+        Ok(if is_success {
+            Decided::Done(answer)
+        } else {
+            Decided::Refused(answer)
+        }),
+        tx,
+    ))
 }
 
 trait Answering: Endpoint {
@@ -263,7 +305,10 @@ trait Answering: Endpoint {
             Err(failure) => {
                 let known = failure.downcast_ref::<ApiError>().map(ApiError::code);
                 let error = error::from_poem(failure).as_idempotency_unavailable();
-                (poem::IntoResponse::into_response(error), known.is_some_and(Code::is_decided))
+                (
+                    poem::IntoResponse::into_response(error),
+                    known.is_some_and(Code::is_decided),
+                )
             }
         }
     }

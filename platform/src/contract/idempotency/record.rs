@@ -47,7 +47,11 @@ impl Answer {
     pub async fn read(mut response: Response) -> Result<Self, poem::error::ReadBodyError> {
         let body = response.take_body().into_vec().await?;
         let headers = std::mem::take(response.headers_mut());
-        Ok(Self { status: response.status(), headers, body })
+        Ok(Self {
+            status: response.status(),
+            headers,
+            body,
+        })
     }
 
     /// The response for the first sender.
@@ -66,12 +70,17 @@ impl Record {
 
     /// The stored answer again, marked as a replay.
     pub fn replay(self) -> Response {
-        let status = u16::try_from(self.status).ok().and_then(|code| StatusCode::from_u16(code).ok());
-        let mut response =
-            Response::builder().status(status.unwrap_or(StatusCode::OK)).body(self.body);
+        let status = u16::try_from(self.status)
+            .ok()
+            .and_then(|code| StatusCode::from_u16(code).ok());
+        let mut response = Response::builder()
+            .status(status.unwrap_or(StatusCode::OK))
+            .body(self.body);
         let headers = response.headers_mut();
         for (name, value) in self.headers.0 {
-            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            if let (Ok(name), Ok(value)) =
+                (name.parse::<HeaderName>(), value.parse::<HeaderValue>())
+            {
                 headers.append(name, value);
             }
         }
@@ -111,10 +120,21 @@ pub async fn forget(tx: &mut Tx, asked: &Asked) -> sqlx::Result<u64> {
 }
 
 /// Writes the record of an answer.
-pub async fn insert(tx: &mut Tx, asked: &Asked, answer: &Answer, expires_at: Timestamp) -> sqlx::Result<u64> {
+pub async fn insert(
+    tx: &mut Tx,
+    asked: &Asked,
+    answer: &Answer,
+    expires_at: Timestamp,
+) -> sqlx::Result<u64> {
     let headers: Vec<(&str, &str)> = DESCRIBING
         .iter()
-        .flat_map(|name| answer.headers.get_all(*name).iter().map(move |value| (*name, value)))
+        .flat_map(|name| {
+            answer
+                .headers
+                .get_all(*name)
+                .iter()
+                .map(move |value| (*name, value))
+        })
         .filter_map(|(name, value)| value.to_str().ok().map(|value| (name, value)))
         .collect();
     execute!(

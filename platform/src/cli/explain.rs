@@ -1,0 +1,61 @@
+//! `botix explain-lists`: how the database would walk each list.
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Row as _};
+
+use super::CommandResult;
+use crate::{
+    app::{self, Store},
+    config::Config,
+    db::Db,
+};
+
+pub(super) async fn run(config: Config) -> CommandResult {
+    let db = Store::open(config).await?.db;
+    let mut plans = Vec::new();
+    for list in app::lists() {
+        for (page, sql) in [("first", &list.first), ("next", &list.next)] {
+            let plan = explain(&db, sql).await?;
+            plans.push(json!({"list": list.list, "page": page, "sql": sql, "plan": plan}));
+        }
+    }
+    println!("{:#}", Value::Array(plans));
+    Ok(())
+}
+
+/// The plan with every parameter unknown: a generic plan in PostgreSQL, the only kind in SQLite.
+async fn explain(db: &Db, sql: &str) -> sqlx::Result<String> {
+    let lines: Vec<String> = match db {
+        Db::Postgres(pool) => {
+            let mut conn = pool.acquire().await?;
+            // An empty table is read whole whatever the index; the index must be usable, that is asked.
+            for setting in [
+                "SET enable_seqscan = off",
+                "SET plan_cache_mode = force_generic_plan",
+            ] {
+                sqlx::query(setting).execute(&mut *conn).await?;
+            }
+            sqlx::raw_sql(AssertSqlSafe(format!("PREPARE list AS {sql}")))
+                .execute(&mut *conn)
+                .await?;
+            let parameters = (1..).take_while(|n| sql.contains(&format!("${n}"))).count();
+            let nulls = vec!["NULL"; parameters].join(", ");
+            let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN EXECUTE list({nulls})")))
+                .fetch_all(&mut *conn)
+                .await?;
+            sqlx::raw_sql("DEALLOCATE list").execute(&mut *conn).await?;
+            rows.iter()
+                .map(|row| row.try_get(0))
+                .collect::<Result<_, _>>()?
+        }
+        Db::Sqlite { readers, .. } => {
+            sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")))
+                .fetch_all(readers)
+                .await?
+                .iter()
+                .map(|row| row.try_get("detail"))
+                .collect::<Result<_, _>>()?
+        }
+    };
+    Ok(lines.join("\n"))
+}

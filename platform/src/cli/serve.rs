@@ -1,0 +1,65 @@
+//! `botix serve`.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::CommandResult;
+use crate::{
+    app::{App, Bound, Role, Store},
+    config::Config,
+};
+
+pub(super) async fn run(config: Config, roles: &[Role]) -> CommandResult {
+    let stop = stop_signal()?;
+    let api = roles.contains(&Role::Api);
+    // Bound before the database is opened: a taken address is told at once.
+    let bound = if api {
+        Some(Bound::new(&config).await?)
+    } else {
+        None
+    };
+    let local_url = bound.as_ref().map_or_else(
+        || format!("http://{}", config.listen),
+        |bound| bound.local_url.clone(),
+    );
+    if config.redis_url.is_some() {
+        tracing::warn!("redis_url is set; this version does not use Redis yet, SQL does its work");
+    }
+    let app = App::new(Store::open(config).await?, &local_url);
+    if api {
+        println!("listening on {local_url}");
+    }
+    tracing::info!(?roles, public_url = app.public_url(), "started");
+    let serving = async {
+        match bound {
+            Some(bound) => app.serve(bound, stop.clone()).await,
+            None => Ok(()),
+        }
+    };
+    let working = async {
+        if roles.contains(&Role::Worker) {
+            app.work(stop.clone()).await
+        } else {
+            Ok(())
+        }
+    };
+    tokio::try_join!(serving, working)?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// A token that SIGTERM or Ctrl-C cancels.
+pub(super) fn stop_signal() -> std::io::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let token = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        tracing::info!("stopping: finishing what is in flight");
+        token.cancel();
+    });
+    Ok(stop)
+}

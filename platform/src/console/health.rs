@@ -1,0 +1,80 @@
+//! `/healthz`, `/readyz` and `/metrics`, for whoever runs the process.
+
+use std::{sync::OnceLock, time::Duration};
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use poem::{Endpoint, Request, Response, handler, http::StatusCode};
+use serde_json::json;
+
+use crate::db::Db;
+
+/// Says that the process lives.
+#[handler]
+pub fn alive() -> Response {
+    answer(StatusCode::OK, &json!({"status": "ok"}))
+}
+
+/// Says whether the process can do its work.
+#[derive(Debug)]
+pub struct Ready {
+    /// The database.
+    pub db: Db,
+}
+
+impl Endpoint for Ready {
+    type Output = Response;
+
+    async fn call(&self, _: Request) -> poem::Result<Response> {
+        let ping = tokio::time::timeout(Duration::from_secs(2), self.db.ping()).await;
+        Ok(match ping {
+            Ok(Ok(())) => answer(
+                StatusCode::OK,
+                &json!({"status": "ready", "database": "ok"}),
+            ),
+            failed => {
+                tracing::warn!(?failed, "not ready: the database does not answer");
+                answer(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    &json!({"status": "unavailable", "database": "does not answer"}),
+                )
+            }
+        })
+    }
+}
+
+fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
+    Response::builder()
+        .status(status)
+        .content_type("application/json")
+        .body(body.to_string())
+}
+
+/// Prometheus metrics.
+pub struct Metrics(PrometheusHandle);
+
+impl Metrics {
+    /// Installs the recorder of this process, once.
+    pub fn install() -> Self {
+        static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+        let handle = RECORDER.get_or_init(|| {
+            let recorder = PrometheusBuilder::new().build_recorder();
+            let handle = recorder.handle();
+            if metrics::set_global_recorder(recorder).is_err() {
+                tracing::warn!("another metrics recorder is installed");
+            }
+            handle
+        });
+        Self(handle.clone())
+    }
+}
+
+impl Endpoint for Metrics {
+    type Output = Response;
+
+    async fn call(&self, _: Request) -> poem::Result<Response> {
+        self.0.run_upkeep();
+        Ok(Response::builder()
+            .content_type("text/plain; version=0.0.4")
+            .body(self.0.render()))
+    }
+}

@@ -1,0 +1,276 @@
+//! Settling: the one transaction that makes an attempt's outcome true.
+//!
+//! The attempt row, the delivery's new state, and either the next attempt's job or the dead letter
+//! commit together. `UNIQUE (delivery_id, number)` makes it idempotent: a job that ran twice settles
+//! once. The delivery's row is locked first, so a pause, a deletion or a manual retry at the same
+//! moment is seen.
+
+use std::time::Duration;
+
+use super::{
+    attempts::{AttemptId, HeaderView, PluginUse, Status, Trigger},
+    dead_letters::DeadLetterId,
+    deliveries::{self, DeliverWebhook, DeliveryId, State},
+    endpoints::{self, EndpointId},
+    events::EventId,
+    ladder::{self, DeadReason, Next, Outcome},
+};
+use crate::{
+    contract::{auth::ProjectId, request_id::RequestId},
+    db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_all, fetch_optional},
+    jobs,
+};
+
+/// An attempt that was made, and all that is recorded of it.
+#[derive(Debug)]
+pub(super) struct Settlement {
+    pub(super) project: ProjectId,
+    pub(super) delivery: DeliveryId,
+    pub(super) event: EventId,
+    pub(super) event_type: String,
+    pub(super) endpoint: EndpointId,
+    pub(super) request_id: RequestId,
+    pub(super) number: i64,
+    pub(super) step: i64,
+    pub(super) url: String,
+    pub(super) status: Status,
+    pub(super) status_code: Option<i64>,
+    pub(super) error: Option<String>,
+    pub(super) duration: Duration,
+    pub(super) request_headers: HeaderView,
+    pub(super) payload: Option<String>,
+    pub(super) response_headers: HeaderView,
+    pub(super) response_body: Vec<u8>,
+    pub(super) plugin: Option<PluginUse>,
+    pub(super) started_at: Timestamp,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(sqlx::FromRow)]
+struct Locked {
+    state: String,
+    attempts: i64,
+    next_number: i64,
+}
+
+/// What a delivery becomes.
+struct After {
+    state: State,
+    next_attempt_at: Option<Timestamp>,
+    next_number: i64,
+    ladder_number: i64,
+    step: i64,
+}
+
+impl Settlement {
+    /// Commits the outcome; does nothing when it was committed before.
+    pub(super) async fn commit(&self, db: &Db, ladder: &[Duration]) -> sqlx::Result<()> {
+        let mut tx = db.begin().await?;
+        if self.insert_attempt(&mut tx).await? == 0 {
+            return tx.rollback().await;
+        }
+        let locked = fetch_optional!(
+            &mut tx,
+            Locked,
+            "UPDATE webhook_deliveries SET attempts = attempts + 1, \
+             last_status_code = COALESCE($2, last_status_code), updated_at = $3 \
+             WHERE id = $1 RETURNING state, attempts, next_number",
+            self.delivery,
+            self.status_code,
+            Timestamp::now()
+        )?;
+        if let Some(locked) = locked {
+            let step = u32::try_from(self.step).unwrap_or(u32::MAX);
+            let next = ladder::next(&self.outcome, step, ladder);
+            self.apply(&mut tx, &locked, next).await?;
+        }
+        tx.commit().await
+    }
+
+    async fn insert_attempt(&self, tx: &mut Tx) -> sqlx::Result<u64> {
+        execute!(
+            tx,
+            "INSERT INTO webhook_attempts (id, project_id, delivery_id, endpoint_id, event_type, number, \
+             trigger, url, request_id, status, status_code, error, duration_ms, request_headers, payload, \
+             response_headers, response_body, plugin, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19) \
+             ON CONFLICT (delivery_id, number) DO NOTHING",
+            AttemptId::generate(),
+            self.project,
+            self.delivery,
+            self.endpoint,
+            &self.event_type,
+            self.number,
+            JsonText(Trigger::Ladder),
+            &self.url,
+            self.request_id,
+            self.status.as_str(),
+            self.status_code,
+            self.error.as_deref().map(storable),
+            i64::try_from(self.duration.as_millis()).unwrap_or(i64::MAX),
+            JsonText(&self.request_headers),
+            self.payload.as_deref(),
+            JsonText(&self.response_headers),
+            &self.response_body[..],
+            self.plugin.as_ref().map(JsonText),
+            self.started_at
+        )
+    }
+
+    async fn apply(&self, tx: &mut Tx, locked: &Locked, next: Next) -> sqlx::Result<()> {
+        let now = Timestamp::now();
+        let mut after = After {
+            state: State::Dead,
+            next_attempt_at: None,
+            next_number: locked.next_number,
+            ladder_number: self.number,
+            step: self.step,
+        };
+        match next {
+            Next::Done if self.outcome == Outcome::PluginDropped => after.state = State::Dropped,
+            Next::Done => after.state = State::Delivered,
+            Next::At { delay } => {
+                after.state = State::Retrying;
+                after.next_attempt_at = Some(now + delay);
+                after.ladder_number = locked.next_number;
+                after.next_number += 1;
+                after.step += 1;
+            }
+            Next::Dead {
+                disable_endpoint, ..
+            } => {
+                if disable_endpoint {
+                    endpoints::disable(tx, self.endpoint, "gone").await?;
+                }
+            }
+        }
+        // What happened to the delivery while the request was out stands, unless it was received.
+        let waits = match locked.state.parse() {
+            Ok(State::Pending | State::Retrying) => false,
+            Ok(State::Paused) => true,
+            _ => return Ok(()),
+        };
+        if waits && after.state == State::Retrying {
+            after.state = State::Paused;
+            after.next_attempt_at = None;
+        }
+        execute!(
+            tx,
+            "UPDATE webhook_deliveries SET state = $2, next_attempt_at = $3, next_number = $4, \
+             ladder_number = $5, step = $6, job_copy = 0 WHERE id = $1",
+            self.delivery,
+            after.state.as_str(),
+            after.next_attempt_at,
+            after.next_number,
+            after.ladder_number,
+            after.step
+        )?;
+        if let Some(at) = after.next_attempt_at {
+            let job = DeliverWebhook {
+                delivery_id: self.delivery,
+                number: after.ladder_number,
+                copy: 0,
+            };
+            jobs::enqueue(tx, &[job], at).await?;
+        }
+        if let Next::Dead { reason, .. } = next {
+            self.insert_dead_letter(tx, reason, locked.attempts, now)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn insert_dead_letter(
+        &self,
+        tx: &mut Tx,
+        reason: DeadReason,
+        attempts: i64,
+        now: Timestamp,
+    ) -> sqlx::Result<u64> {
+        let seen = match (self.status_code, &self.error) {
+            (Some(code), _) => format!("status {code}"),
+            (None, Some(error)) => error.clone(),
+            (None, None) => String::new(),
+        };
+        execute!(
+            tx,
+            "INSERT INTO webhook_dead_letters \
+             (id, project_id, delivery_id, event_id, endpoint_id, reason, attempts, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (delivery_id) DO NOTHING",
+            DeadLetterId::generate(),
+            self.project,
+            self.delivery,
+            self.event,
+            self.endpoint,
+            storable(&format!("{}: {seen}", reason.as_str())),
+            attempts,
+            now
+        )
+    }
+}
+
+/// Text that both databases can hold.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// Lets a delivery wait because its endpoint is disabled, unless it was enabled at this moment.
+pub(super) async fn pause(db: &Db, delivery: DeliveryId, endpoint: EndpointId) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    // Locked: whoever resumes the endpoint finds either us or the pause.
+    let text = match tx.conn() {
+        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
+        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
+    };
+    let enabled = fetch_optional!(&mut tx, (bool,), text, endpoint)?;
+    let now = Timestamp::now();
+    if enabled == Some((true,)) {
+        deliveries::plan_again(&mut tx, delivery, now).await?;
+    } else {
+        execute!(
+            &mut tx,
+            "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2 \
+             WHERE id = $1 AND state IN ('pending', 'retrying')",
+            delivery,
+            now
+        )?;
+    }
+    tx.commit().await
+}
+
+/// Puts the planned attempt of a delivery off for a while; it does not count.
+pub(super) async fn put_off(db: &Db, delivery: DeliveryId, by: Duration) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    deliveries::plan_again(&mut tx, delivery, Timestamp::now() + by).await?;
+    tx.commit().await
+}
+
+/// Makes new jobs for deliveries that are long due and have none; how many there were.
+///
+/// Belt and braces: a job is lost only if somebody empties the queue by hand.
+pub async fn rescue(db: &Db, overdue: Duration, batch: i64) -> sqlx::Result<usize> {
+    let mut tx = db.begin().await?;
+    let text = match tx.conn() {
+        Conn::Postgres(_) => {
+            "SELECT d.id FROM webhook_deliveries d \
+             WHERE d.state IN ('pending', 'retrying') AND d.next_attempt_at < $1 AND NOT EXISTS \
+             (SELECT 1 FROM apalis.jobs j WHERE j.job_type = 'deliver-webhook' AND j.idempotency_key = \
+             replace(d.id::text, '-', '') || ':' || d.ladder_number || ':' || d.job_copy \
+             AND j.status IN ('Pending', 'Queued', 'Running')) LIMIT $2 FOR UPDATE OF d SKIP LOCKED"
+        }
+        Conn::Sqlite(_) => {
+            "SELECT d.id FROM webhook_deliveries d \
+             WHERE d.state IN ('pending', 'retrying') AND d.next_attempt_at < $1 AND NOT EXISTS \
+             (SELECT 1 FROM Jobs j WHERE j.job_type = 'deliver-webhook' AND j.idempotency_key = \
+             lower(hex(d.id)) || ':' || d.ladder_number || ':' || d.job_copy \
+             AND j.status IN ('Pending', 'Queued', 'Running')) LIMIT $2"
+        }
+    };
+    let now = Timestamp::now();
+    let lost = fetch_all!(&mut tx, (DeliveryId,), text, now - overdue, batch)?;
+    for (delivery,) in &lost {
+        deliveries::plan_again(&mut tx, *delivery, now).await?;
+    }
+    tx.commit().await?;
+    Ok(lost.len())
+}

@@ -1,0 +1,505 @@
+//! The worker: one attempt of one delivery, from the job to the settled outcome.
+//!
+//! It loads what the attempt needs in one read, holds no connection while the plugin runs or the
+//! request is out, and settles in one transaction ([`settle`](super::settle)). A job that comes twice
+//! finds its attempt on record, or its delivery in a state that needs none, and ends. What cannot be
+//! settled because the database is away is tried again until it can: an attempt that was sent is
+//! never lost while the process lives, and if it dies, the job runs again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant, SystemTime},
+};
+
+use bytes::Bytes;
+use poem::http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
+use url::Url;
+
+use super::{
+    attempts::{HeaderView, PluginUse, Status, shown_headers},
+    deliveries::{DeliverWebhook, DeliveryId, State},
+    endpoints::{CustomHeaders, EndpointId, open_headers},
+    events::EventId,
+    headers, ladder, payload,
+    sender::{OutgoingRequest, Sender},
+    settle::{self, Settlement},
+    signature::EndpointSecret,
+};
+use crate::{
+    contract::{auth::ProjectId, request_id::RequestId},
+    db::{Db, JsonText, Sealer, Timestamp, fetch_optional},
+    plugins::{self, PluginHost, PluginId},
+};
+
+/// How long an attempt is put off when its endpoint has no room, or its plugin is being compiled.
+const PUT_OFF: Duration = Duration::from_secs(1);
+
+/// What makes attempts.
+#[derive(Clone)]
+pub struct Worker {
+    /// The database.
+    pub db: Db,
+    /// Opens secrets.
+    pub sealer: Sealer,
+    /// Runs plugins.
+    pub plugins: PluginHost,
+    /// Sends.
+    pub sender: Sender,
+    /// The delays of the ladder.
+    pub ladder: Arc<[Duration]>,
+    /// What links in truncated bodies start with.
+    pub public_url: Arc<str>,
+    /// Room per endpoint.
+    pub rooms: Rooms,
+}
+
+/// Room for requests in flight, per endpoint.
+#[derive(Clone, Debug)]
+pub struct Rooms {
+    size: usize,
+    rooms: Arc<Mutex<HashMap<EndpointId, Weak<Semaphore>>>>,
+}
+
+impl Rooms {
+    /// Rooms for `size` requests each.
+    pub fn new(size: usize) -> Self {
+        Self {
+            size,
+            rooms: Arc::default(),
+        }
+    }
+
+    fn of(&self, endpoint: EndpointId) -> Arc<Semaphore> {
+        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(room) = rooms.get(&endpoint).and_then(Weak::upgrade) {
+            return room;
+        }
+        if rooms.len() >= 1_024 {
+            rooms.retain(|_, room| room.strong_count() > 0);
+        }
+        let room = Arc::new(Semaphore::new(self.size));
+        rooms.insert(endpoint, Arc::downgrade(&room));
+        room
+    }
+}
+
+/// All that an attempt needs.
+#[derive(Debug, sqlx::FromRow)]
+struct Loaded {
+    project_id: ProjectId,
+    event_id: EventId,
+    event_type: String,
+    endpoint_id: EndpointId,
+    request_id: RequestId,
+    state: String,
+    step: i64,
+    data: JsonText<Box<RawValue>>,
+    happened_at: Timestamp,
+    settled: bool,
+    enabled: Option<bool>,
+    url: Option<String>,
+    plugin_id: Option<PluginId>,
+    plugin_config: Option<String>,
+    headers: Option<Vec<u8>>,
+    secret: Option<Vec<u8>>,
+    previous_secret: Option<Vec<u8>>,
+    previous_secret_until: Option<Timestamp>,
+}
+
+/// What an endpoint's sealed and optional columns open to.
+struct Outlet {
+    url: String,
+    secret: EndpointSecret,
+    previous: Option<EndpointSecret>,
+    headers: CustomHeaders,
+}
+
+/// A webhook as it would leave, or why it does not.
+enum Prepared {
+    Send {
+        body: String,
+        headers: Vec<(String, String)>,
+        plugin: Option<PluginUse>,
+    },
+    Drop {
+        reason: String,
+        plugin: PluginUse,
+    },
+    Fail {
+        error: String,
+        plugin: Option<PluginUse>,
+    },
+    Wait,
+}
+
+impl Worker {
+    /// Makes the attempt of a job; returns once the outcome is settled.
+    pub async fn deliver(&self, job: DeliverWebhook) {
+        let mut pause = Duration::from_millis(100);
+        while let Err(error) = self.attempt(&job).await {
+            tracing::warn!(delivery = %job.delivery_id, %error, ?pause, "an attempt could not begin; trying again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+
+    async fn attempt(&self, job: &DeliverWebhook) -> sqlx::Result<()> {
+        let Some(loaded) = self.load(job.delivery_id, job.number).await? else {
+            return Ok(());
+        };
+        if loaded.settled || !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
+            return Ok(());
+        }
+        match loaded.enabled {
+            // Deleted since: whoever deleted it cancelled the delivery.
+            None => return Ok(()),
+            Some(false) => {
+                return settle::pause(&self.db, job.delivery_id, loaded.endpoint_id).await;
+            }
+            Some(true) => {}
+        }
+        let room = self.rooms.of(loaded.endpoint_id);
+        let Ok(_place) = room.try_acquire() else {
+            return settle::put_off(&self.db, job.delivery_id, PUT_OFF).await;
+        };
+        let outlet = match self.open(&loaded) {
+            Ok(outlet) => outlet,
+            Err(error) => {
+                let now = Timestamp::now();
+                let settlement = self.failed(job, &loaded, now, format!("internal: {error}"), None);
+                self.settle(&settlement).await;
+                return Ok(());
+            }
+        };
+        let started_at = Timestamp::now();
+        let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
+            Prepared::Wait => return settle::put_off(&self.db, job.delivery_id, PUT_OFF).await,
+            Prepared::Drop { reason, plugin } => Settlement {
+                status: Status::Succeeded,
+                error: Some(format!("dropped_by_plugin: {reason}")),
+                outcome: ladder::Outcome::PluginDropped,
+                ..self.failed(job, &loaded, started_at, String::new(), Some(plugin))
+            },
+            Prepared::Fail { error, plugin } => {
+                self.failed(job, &loaded, started_at, error, plugin)
+            }
+            Prepared::Send {
+                body,
+                headers,
+                plugin,
+            } => {
+                self.send(job, &loaded, &outlet, started_at, body, headers, plugin)
+                    .await
+            }
+        };
+        self.settle(&settlement).await;
+        Ok(())
+    }
+
+    async fn load(&self, delivery: DeliveryId, number: i64) -> sqlx::Result<Option<Loaded>> {
+        let mut reader = self.db.read().await?;
+        fetch_optional!(
+            &mut reader,
+            Loaded,
+            "SELECT d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, \
+             e.data, e.created_at AS happened_at, \
+             EXISTS (SELECT 1 FROM webhook_attempts a WHERE a.delivery_id = d.id AND a.number = $2) AS settled, \
+             w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
+             w.previous_secret, w.previous_secret_until \
+             FROM webhook_deliveries d JOIN events e ON e.id = d.event_id \
+             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id WHERE d.id = $1",
+            delivery,
+            number
+        )
+    }
+
+    fn open(&self, loaded: &Loaded) -> Result<Outlet, String> {
+        let owner = loaded.endpoint_id.to_string();
+        let open = |sealed: &Option<Vec<u8>>| -> Result<EndpointSecret, String> {
+            let sealed = sealed.as_deref().ok_or("the endpoint has no secret")?;
+            let key = self
+                .sealer
+                .open(&owner, sealed)
+                .map_err(|error| error.to_string())?;
+            Ok(EndpointSecret::from_key(key))
+        };
+        let previous = loaded
+            .previous_secret_until
+            .filter(|until| *until > Timestamp::now())
+            .map(|_| open(&loaded.previous_secret))
+            .transpose()?;
+        let headers = loaded.headers.as_deref().unwrap_or_default();
+        Ok(Outlet {
+            url: loaded.url.clone().unwrap_or_default(),
+            secret: open(&loaded.secret)?,
+            previous,
+            headers: open_headers(&self.sealer, loaded.endpoint_id, headers)
+                .map_err(|error| error.to_string())?,
+        })
+    }
+
+    /// Builds the body and lets the plugin have its say.
+    async fn prepare(
+        &self,
+        job: &DeliverWebhook,
+        loaded: &Loaded,
+        outlet: &Outlet,
+        now: Timestamp,
+    ) -> sqlx::Result<Prepared> {
+        let event_id = loaded.event_id.to_string();
+        let timestamp = loaded.happened_at.to_string();
+        let project_id = loaded.project_id.to_string();
+        let event = payload::Event {
+            id: &event_id,
+            event_type: &loaded.event_type,
+            timestamp: &timestamp,
+            project_id: &project_id,
+            data: loaded.data.0.get(),
+        };
+        let body = payload::build(&event, &self.public_url).body;
+        let Some(plugin_id) = loaded.plugin_id else {
+            return Ok(Prepared::Send {
+                body,
+                headers: Vec::new(),
+                plugin: None,
+            });
+        };
+        let active = match self.plugins.active(plugin_id).await? {
+            plugins::Active::Ready(active) => active,
+            plugins::Active::Compiling => return Ok(Prepared::Wait),
+            plugins::Active::Unusable(why) => {
+                return Ok(Prepared::Fail {
+                    error: format!("plugin: {why}"),
+                    plugin: None,
+                });
+            }
+        };
+        let call = plugins::Call {
+            event: plugins::Event {
+                id: event_id.clone(),
+                event_type: loaded.event_type.clone(),
+                timestamp: timestamp.clone(),
+                body,
+            },
+            delivery: plugins::Delivery {
+                endpoint_id: loaded.endpoint_id.to_string(),
+                url: outlet.url.clone(),
+                attempt: u32::try_from(job.number).unwrap_or(u32::MAX),
+                request_id: loaded.request_id.to_string(),
+            },
+            config: loaded.plugin_config.as_deref().unwrap_or("{}").into(),
+            keys: Arc::new(
+                [("endpoint", outlet.secret.key().to_vec())]
+                    .into_iter()
+                    .collect(),
+            ),
+            now_ms: u64::try_from(now.micros() / 1_000).unwrap_or(0),
+        };
+        let report = self.plugins.run(&active, call).await;
+        let plugin = PluginUse {
+            id: plugin_id,
+            version: active.version,
+            log: report.log,
+        };
+        Ok(match report.outcome {
+            plugins::Outcome::Deliver { body, headers } => Prepared::Send {
+                body,
+                headers,
+                plugin: Some(plugin),
+            },
+            plugins::Outcome::Drop { reason } => Prepared::Drop { reason, plugin },
+            plugins::Outcome::Failed { stage, error } => Prepared::Fail {
+                error: format!("plugin: {}: {error}", stage.as_str()),
+                plugin: Some(plugin),
+            },
+        })
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "all of it is the one request, and used once"
+    )]
+    async fn send(
+        &self,
+        job: &DeliverWebhook,
+        loaded: &Loaded,
+        outlet: &Outlet,
+        started_at: Timestamp,
+        body: String,
+        from_plugin: Vec<(String, String)>,
+        plugin: Option<PluginUse>,
+    ) -> Settlement {
+        let (headers, shown) = match self.headers(job, loaded, outlet, &body, &from_plugin) {
+            Ok(headers) => headers,
+            Err(error) => {
+                return self.failed(job, loaded, started_at, format!("request: {error}"), plugin);
+            }
+        };
+        let Ok(url) = Url::parse(&outlet.url) else {
+            return self.failed(
+                job,
+                loaded,
+                started_at,
+                "request: the URL is not one".to_owned(),
+                plugin,
+            );
+        };
+        let began = Instant::now();
+        let sent = self
+            .sender
+            .send(OutgoingRequest {
+                url,
+                headers,
+                body: Bytes::from(body.clone()),
+            })
+            .await;
+        let succeeded = sent.outcome == ladder::Outcome::Delivered;
+        metrics::counter!("botix_webhook_attempts_total", "status" => if succeeded { "succeeded" } else { "failed" })
+            .increment(1);
+        metrics::histogram!("botix_webhook_attempt_seconds").record(began.elapsed().as_secs_f64());
+        Settlement {
+            status: if succeeded {
+                Status::Succeeded
+            } else {
+                Status::Failed
+            },
+            status_code: sent.status.map(i64::from),
+            error: sent
+                .error
+                .map(|error| format!("{}: {}", error.kind.as_str(), error.detail)),
+            duration: sent.duration,
+            request_headers: shown,
+            payload: Some(body),
+            response_headers: shown_headers(
+                sent.response_headers
+                    .iter()
+                    .map(|(name, value)| (&**name, &**value)),
+            ),
+            response_body: sent.response_body,
+            outcome: sent.outcome,
+            ..self.failed(job, loaded, started_at, String::new(), plugin)
+        }
+    }
+
+    /// The headers to send, and the same as they are recorded.
+    fn headers(
+        &self,
+        job: &DeliverWebhook,
+        loaded: &Loaded,
+        outlet: &Outlet,
+        body: &str,
+        from_plugin: &[(String, String)],
+    ) -> Result<(HeaderMap, HeaderView), String> {
+        let attempt = headers::Attempt {
+            event_id: &loaded.event_id.to_string(),
+            event_type: &loaded.event_type,
+            request_id: &loaded.request_id.to_string(),
+            number: u32::try_from(job.number).unwrap_or(u32::MAX),
+            sent_at: SystemTime::now(),
+        };
+        let mut all = headers::headers(
+            &attempt,
+            &outlet.secret,
+            outlet.previous.as_ref(),
+            body.as_bytes(),
+        )
+        .map_err(|error| error.to_string())?;
+        let mut masked = Vec::new();
+        for (name, value) in outlet.headers.iter() {
+            masked.push(name.clone());
+            all.insert(name, value);
+        }
+        for (name, value) in from_plugin {
+            let name: HeaderName = name
+                .parse()
+                .map_err(|_| format!("`{name}` is no header name"))?;
+            let value: HeaderValue = value
+                .parse()
+                .map_err(|_| format!("the value of `{name}` is no header value"))?;
+            if headers::reserved(&name) {
+                return Err(format!("the plugin may not set `{name}`"));
+            }
+            masked.retain(|own| *own != name);
+            all.insert(name, value);
+        }
+        let shown = shown_headers(all.iter().map(|(name, value)| {
+            let value = if masked.contains(name) {
+                "********"
+            } else {
+                value.to_str().unwrap_or_default()
+            };
+            (name.as_str(), value)
+        }));
+        Ok((all, shown))
+    }
+
+    /// An attempt in which nothing was sent.
+    fn failed(
+        &self,
+        job: &DeliverWebhook,
+        loaded: &Loaded,
+        started_at: Timestamp,
+        error: String,
+        plugin: Option<PluginUse>,
+    ) -> Settlement {
+        Settlement {
+            project: loaded.project_id,
+            delivery: job.delivery_id,
+            event: loaded.event_id,
+            event_type: loaded.event_type.clone(),
+            endpoint: loaded.endpoint_id,
+            request_id: loaded.request_id,
+            number: job.number,
+            step: loaded.step,
+            url: loaded.url.clone().unwrap_or_default(),
+            status: Status::Failed,
+            status_code: None,
+            error: Some(error),
+            duration: Timestamp::now().since(started_at),
+            request_headers: HeaderView::new(),
+            payload: None,
+            response_headers: HeaderView::new(),
+            response_body: Vec::new(),
+            plugin,
+            started_at,
+            outcome: ladder::Outcome::PluginFailed,
+        }
+    }
+
+    /// Settles, however long the database is away.
+    async fn settle(&self, settlement: &Settlement) {
+        let mut pause = Duration::from_millis(100);
+        while let Err(error) = settlement.commit(&self.db, &self.ladder).await {
+            tracing::error!(
+                delivery = %settlement.delivery,
+                number = settlement.number,
+                %error,
+                ?pause,
+                "an attempt could not be recorded; trying again"
+            );
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EndpointId, Rooms};
+
+    #[test]
+    fn an_endpoint_has_its_own_room_and_an_empty_one_is_forgotten() {
+        let rooms = Rooms::new(1);
+        let (one, two) = (EndpointId::generate(), EndpointId::generate());
+        let room = rooms.of(one);
+        let place = room.try_acquire();
+        assert!(place.is_ok());
+        assert!(rooms.of(one).try_acquire().is_err());
+        assert!(rooms.of(two).try_acquire().is_ok());
+        drop(place);
+        assert!(rooms.of(one).try_acquire().is_ok());
+    }
+}
