@@ -1,1 +1,351 @@
-//! c
+//! Typed settings: defaults, then a TOML file, then `BOTIX_*` variables, then flags.
+//!
+//! Every layer is checked by the same types, so a wrong value or an unknown key stops the start with
+//! one line that names it, whatever layer it came from. `__` nests in variable names
+//! (`BOTIX_WEBHOOKS__LADDER`). Durations are written `30s`, `15m`, `24h`. `DATABASE_URL` and
+//! `REDIS_URL`, as hosting platforms set them, count where the `BOTIX_` name is absent. Names that
+//! start with `BOTIX_TEST_` belong to the test suites and are not settings.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use figment::{
+    Figment,
+    providers::{Env, Format as _, Serialized, Toml},
+};
+use secrecy::{ExposeSecret as _, SecretBox, SecretString};
+use serde::{Deserialize, Deserializer, de};
+
+/// All settings of one process.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The address to listen on; port 0 lets the system choose one.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// `sqlite:PATH` or `postgres://…`.
+    #[serde(default = "default_database_url")]
+    pub database_url: SecretString,
+    /// Connections to keep to PostgreSQL, or readers of SQLite.
+    #[serde(default = "default_pool")]
+    pub database_connections: u32,
+    /// Redis, shared by all nodes; absent: SQL and in-process take its place.
+    #[serde(default)]
+    pub redis_url: Option<SecretString>,
+    /// The key that encrypts stored secrets and from which cursor and artefact keys are derived.
+    #[serde(default)]
+    pub master_key: Option<MasterKey>,
+    /// What links and inspector URLs start with; absent: the listen address.
+    #[serde(default)]
+    pub public_url: Option<url::Url>,
+    /// Filter of the log, in the syntax of `tracing-subscriber`.
+    #[serde(default = "default_log")]
+    pub log: String,
+    /// How webhooks go out.
+    #[serde(default)]
+    pub webhooks: Webhooks,
+    /// How answers are kept.
+    #[serde(default)]
+    pub idempotency: Idempotency,
+    /// How much a project may ask.
+    #[serde(default)]
+    pub rate_limit: RateLimit,
+    /// When the deprecated list mode ends.
+    #[serde(default)]
+    pub offset_pagination: OffsetPagination,
+}
+
+/// Settings of webhooks on their way out.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Webhooks {
+    /// Delays after attempts 1, 2, 3, 4; the attempt after the last one is the final one.
+    #[serde(deserialize_with = "durations")]
+    pub ladder: Vec<Duration>,
+    /// Time a target has to accept a connection, TLS included.
+    #[serde(deserialize_with = "duration")]
+    pub connect_timeout: Duration,
+    /// Time a target has for its whole answer, counted from the start of the attempt.
+    #[serde(deserialize_with = "duration")]
+    pub read_timeout: Duration,
+    /// Lets targets be loopback and private addresses.
+    pub allow_private_targets: bool,
+    /// Requests in flight per endpoint and process.
+    pub endpoint_concurrency: usize,
+    /// Deliveries in flight per process.
+    pub concurrency: usize,
+}
+
+impl Default for Webhooks {
+    fn default() -> Self {
+        Self {
+            ladder: [60, 15 * 60, 60 * 60, 24 * 60 * 60].map(Duration::from_secs).to_vec(),
+            connect_timeout: Duration::from_secs(10),
+            read_timeout: Duration::from_secs(30),
+            allow_private_targets: false,
+            endpoint_concurrency: 64,
+            concurrency: 1_000,
+        }
+    }
+}
+
+/// Settings of the idempotency records.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Idempotency {
+    /// How long a finished answer is kept.
+    #[serde(deserialize_with = "duration")]
+    pub ttl: Duration,
+}
+
+impl Default for Idempotency {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(24 * 60 * 60) }
+    }
+}
+
+/// Settings of the rate limit, per project.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RateLimit {
+    /// Requests allowed per window.
+    pub requests: u32,
+    /// The window.
+    #[serde(deserialize_with = "duration")]
+    pub window: Duration,
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self { requests: 6_000, window: Duration::from_secs(60) }
+    }
+}
+
+/// Settings of the deprecated offset mode of lists.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OffsetPagination {
+    /// Its last day, `YYYY-MM-DD`.
+    pub sunset: Option<String>,
+}
+
+/// 32 secret bytes, written in base64.
+#[derive(Debug)]
+pub struct MasterKey(SecretBox<[u8; 32]>);
+
+impl MasterKey {
+    /// A fresh random key.
+    pub fn generate() -> Self {
+        Self(SecretBox::new(Box::new(rand::random())))
+    }
+
+    /// Reads base64 of exactly 32 bytes.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let bytes = STANDARD.decode(text.trim()).map_err(|_| "a master key is base64 of 32 bytes")?;
+        let bytes: [u8; 32] =
+            bytes.try_into().map_err(|_| "a master key has 32 bytes, no more and no fewer")?;
+        Ok(Self(SecretBox::new(Box::new(bytes))))
+    }
+
+    /// The key in base64, to be written to its file.
+    pub fn to_base64(&self) -> String {
+        STANDARD.encode(self.0.expose_secret())
+    }
+
+    /// A key of its own for one purpose (HKDF-SHA256 with the purpose as info).
+    pub fn derive(&self, purpose: &str) -> [u8; 32] {
+        let mut key = [0; 32];
+        hkdf::Hkdf::<sha2::Sha256>::new(None, self.0.expose_secret())
+            .expand(purpose.as_bytes(), &mut key)
+            .expect("32 bytes are a valid length for HKDF-SHA256");
+        key
+    }
+}
+
+impl<'de> Deserialize<'de> for MasterKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(deserializer)?).map_err(de::Error::custom)
+    }
+}
+
+/// What the command line may override.
+#[derive(Debug, Default, serde::Serialize)]
+pub struct Overrides {
+    /// See [`Config::listen`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// See [`Config::database_url`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database_url: Option<String>,
+    /// See [`Config::public_url`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub public_url: Option<String>,
+}
+
+/// Why the settings could not be read: one line that names the setting.
+#[derive(Debug, thiserror::Error)]
+#[error("configuration: {0}")]
+pub struct ConfigError(String);
+
+impl Config {
+    /// Reads every layer; `file` is the `--config` file.
+    pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let mut figment = Figment::new();
+        if let Some(file) = file {
+            if !file.is_file() {
+                return Err(ConfigError(format!("--config {}: no such file", file.display())));
+            }
+            figment = figment.merge(Toml::file_exact(file));
+        }
+        let figment = figment
+            .merge(Env::raw().only(&["DATABASE_URL", "REDIS_URL"]))
+            .merge(
+                Env::prefixed("BOTIX_")
+                    .filter(|name| !name.starts_with("TEST_"))
+                    .split("__"),
+            )
+            .merge(Serialized::defaults(overrides));
+        let config: Self = figment.extract().map_err(|error| describe(&error))?;
+        config.check()
+    }
+
+    fn check(self) -> Result<Self, ConfigError> {
+        let wrong = |key: &str, why: &str| Err(ConfigError(format!("{key}: {why}")));
+        if !self.is_postgres() && self.sqlite_path().is_none() {
+            return wrong("database_url", "starts with sqlite: or postgres://");
+        }
+        if self.webhooks.ladder.is_empty() || self.webhooks.ladder.len() > 16 {
+            return wrong("webhooks.ladder", "has 1 to 16 delays");
+        }
+        if self.webhooks.endpoint_concurrency == 0 {
+            return wrong("webhooks.endpoint_concurrency", "is at least 1");
+        }
+        if self.webhooks.concurrency == 0 {
+            return wrong("webhooks.concurrency", "is at least 1");
+        }
+        if self.database_connections < 2 {
+            return wrong("database_connections", "is at least 2");
+        }
+        if self.rate_limit.requests == 0 || self.rate_limit.window.is_zero() {
+            return wrong("rate_limit", "allows at least one request in a window");
+        }
+        if self.is_postgres() && self.master_key.is_none() {
+            return wrong(
+                "master_key",
+                "BOTIX_MASTER_KEY is required with PostgreSQL: base64 of 32 bytes, the same on every node",
+            );
+        }
+        if let Some(url) = &self.public_url
+            && (!matches!(url.scheme(), "http" | "https") || url.host().is_none())
+        {
+            return wrong("public_url", "is an http or https URL");
+        }
+        Ok(self)
+    }
+
+    /// Whether the database is PostgreSQL.
+    pub fn is_postgres(&self) -> bool {
+        let url = self.database_url.expose_secret();
+        url.starts_with("postgres://") || url.starts_with("postgresql://")
+    }
+
+    /// The file of an SQLite database.
+    pub fn sqlite_path(&self) -> Option<PathBuf> {
+        let rest = self.database_url.expose_secret().strip_prefix("sqlite:")?;
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        (!path.is_empty() && path != ":memory:").then(|| PathBuf::from(path))
+    }
+}
+
+/// One line that names the setting, without the value: it may be a secret.
+fn describe(error: &figment::Error) -> ConfigError {
+    let first = error.clone().into_iter().next().unwrap_or_else(|| error.clone());
+    let path = first.path.join(".");
+    let origin = first
+        .metadata
+        .as_ref()
+        .map(|metadata| {
+            if metadata.name.contains("environment") {
+                format!(" (from {})", environment_name(&first.path))
+            } else {
+                format!(" (from {})", metadata.name)
+            }
+        })
+        .unwrap_or_default();
+    let what = match &first.kind {
+        figment::error::Kind::UnknownField(field, known) => {
+            let full = if path.is_empty() || path.ends_with(field.as_str()) {
+                if path.is_empty() { field.clone() } else { path.clone() }
+            } else {
+                format!("{path}.{field}")
+            };
+            let name = environment_name(&full.split('.').map(str::to_owned).collect::<Vec<_>>());
+            return ConfigError(format!(
+                "unknown key {full} ({name}); known here: {}",
+                known.join(", ")
+            ));
+        }
+        figment::error::Kind::InvalidType(_, expected) => format!("expected {expected}"),
+        figment::error::Kind::Message(message) => message.clone(),
+        other => other.to_string(),
+    };
+    let what = what.replace('\n', " ");
+    ConfigError(if path.is_empty() { what } else { format!("{path}{origin}: {what}") })
+}
+
+fn environment_name(path: &[String]) -> String {
+    format!("BOTIX_{}", path.join("__").to_uppercase())
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text.trim())
+        .map_err(|_| "a duration is written 30s, 15m or 24h".to_owned())
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    parse_duration(&text(deserializer)?).map_err(de::Error::custom)
+}
+
+fn durations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Duration>, D::Error> {
+    text(deserializer)?
+        .split(',')
+        .map(parse_duration)
+        .collect::<Result<_, _>>()
+        .map_err(de::Error::custom)
+}
+
+/// A text, or a number that the environment provider took for one, as text.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Text {
+        Text(String),
+        Number(u64),
+    }
+    match Text::deserialize(deserializer) {
+        Ok(Text::Text(text)) => Ok(text),
+        Ok(Text::Number(number)) => Ok(number.to_string()),
+        Err(_) => Err(de::Error::custom("a duration is written 30s, 15m or 24h")),
+    }
+}
+
+fn default_listen() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 8080))
+}
+
+fn default_database_url() -> SecretString {
+    "sqlite:botix-data/botix.db".into()
+}
+
+fn default_pool() -> u32 {
+    32
+}
+
+fn default_log() -> String {
+    "info,apalis=warn,apalis_core=warn,apalis_postgres=warn,sqlx=warn,hickory=warn".to_owned()
+}

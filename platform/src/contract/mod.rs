@@ -1,1 +1,22 @@
-//! The room `contract`.
+//! What every route shares, and no business.
+//!
+//! A request passes [`layer`]: authentication, scope, then for a mutation [`idempotency`], then the
+//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`] or [`NoContent`],
+//! and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is declared
+//! with [`page::List`] and walks by the signed cursors of [`cursor`].
+
+pub mod auth;
+pub mod cursor;
+pub mod error;
+pub mod idempotency;
+pub mod layer;
+pub mod page;
+pub mod payload;
+pub mod request_id;
+pub mod spec;
+pub mod text;
+
+pub use auth::Caller;
+pub use error::{ApiError, Code};
+pub use idempotency::Work;
+pub use payload::{Action, Body, Created, NoContent, RawJson, Reply};

@@ -1,1 +1,320 @@
-//! The room `db`.
+//! The only room that knows there are two databases.
+//!
+//! PostgreSQL and SQLite run the same query text: both take `$1`, `RETURNING`, `ON CONFLICT` and row
+//! values. [`Db`] holds the pools, [`Tx`] is an open transaction, [`Conn`] is what a statement runs
+//! on. The macros [`execute!`](crate::db::execute), [`fetch_one!`](crate::db::fetch_one),
+//! [`fetch_optional!`](crate::db::fetch_optional) and [`fetch_all!`](crate::db::fetch_all) expand one
+//! text and one set of binds into both arms. Types that must look different in each database carry
+//! their encoding themselves: [`Timestamp`], [`Id`], [`JsonText`]. SQLite has one writer connection,
+//! handed out first come, first served, and many readers.
+
+mod id;
+mod json_text;
+mod migrate;
+mod secret_box;
+mod timestamp;
+
+use std::{path::Path, time::Duration};
+
+use secrecy::ExposeSecret as _;
+use sqlx::{
+    PgConnection, PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    pool::PoolConnection,
+    postgres::{PgConnectOptions, PgPoolOptions},
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+
+pub use id::{Id, IdError, Kind};
+pub use json_text::JsonText;
+pub use secret_box::{SealError, Sealer};
+pub use timestamp::Timestamp;
+
+use crate::config::Config;
+
+/// How long a statement waits for a connection or a lock before the store counts as out of reach.
+const STORE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The database of this process.
+#[derive(Clone, Debug)]
+pub enum Db {
+    /// PostgreSQL, shared by any number of nodes.
+    Postgres(PgPool),
+    /// An SQLite file, of this node alone.
+    Sqlite {
+        /// The single connection that writes.
+        writer: SqlitePool,
+        /// Connections that only read.
+        readers: SqlitePool,
+    },
+}
+
+/// An open transaction; dropped, it rolls back.
+#[derive(Debug)]
+pub enum Tx {
+    /// On PostgreSQL, read committed.
+    Postgres(Transaction<'static, Postgres>),
+    /// On SQLite, begun `IMMEDIATE`.
+    Sqlite(Transaction<'static, Sqlite>),
+}
+
+/// A connection for reading outside a transaction.
+#[derive(Debug)]
+pub enum Reader {
+    /// On PostgreSQL.
+    Postgres(PoolConnection<Postgres>),
+    /// On SQLite.
+    Sqlite(PoolConnection<Sqlite>),
+}
+
+/// What a statement runs on.
+#[derive(Debug)]
+pub enum Conn<'c> {
+    /// On PostgreSQL.
+    Postgres(&'c mut PgConnection),
+    /// On SQLite.
+    Sqlite(&'c mut SqliteConnection),
+}
+
+/// Anything a statement can run on: [`Tx`] or [`Reader`].
+pub trait Queryable: Send {
+    /// The connection beneath.
+    fn conn(&mut self) -> Conn<'_>;
+}
+
+impl Queryable for Tx {
+    fn conn(&mut self) -> Conn<'_> {
+        match self {
+            Self::Postgres(tx) => Conn::Postgres(tx),
+            Self::Sqlite(tx) => Conn::Sqlite(tx),
+        }
+    }
+}
+
+impl Queryable for Reader {
+    fn conn(&mut self) -> Conn<'_> {
+        match self {
+            Self::Postgres(connection) => Conn::Postgres(connection),
+            Self::Sqlite(connection) => Conn::Sqlite(connection),
+        }
+    }
+}
+
+/// Why a database could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The URL is not one of this database.
+    #[error("database_url: {0}")]
+    Url(String),
+    /// The database did not answer or refused.
+    #[error("database: {0}")]
+    Connect(#[from] sqlx::Error),
+    /// The folder of an SQLite file could not be made.
+    #[error("database folder: {0}")]
+    Folder(#[from] std::io::Error),
+    /// A migration failed.
+    #[error("migration: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+}
+
+impl Db {
+    /// Connects; makes an SQLite file where there is none.
+    pub async fn open(config: &Config) -> Result<Self, OpenError> {
+        match config.sqlite_path() {
+            Some(path) => Self::open_sqlite(&path, config.database_connections).await,
+            None => Self::open_postgres(config).await,
+        }
+    }
+
+    async fn open_postgres(config: &Config) -> Result<Self, OpenError> {
+        let options: PgConnectOptions =
+            config.database_url.expose_secret().parse().map_err(
+                |error: sqlx::Error| OpenError::Url(error.to_string()),
+            )?;
+        let options = options
+            .application_name("botix")
+            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
+        let pool = PgPoolOptions::new()
+            .max_connections(config.database_connections)
+            .min_connections(2)
+            .acquire_timeout(STORE_PATIENCE)
+            .test_before_acquire(false)
+            .connect_with(options)
+            .await?;
+        Ok(Self::Postgres(pool))
+    }
+
+    async fn open_sqlite(path: &Path, readers: u32) -> Result<Self, OpenError> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            tokio::fs::create_dir_all(folder).await?;
+        }
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .foreign_keys(true)
+            .busy_timeout(STORE_PATIENCE)
+            .pragma("cache_size", "-65536")
+            .pragma("temp_store", "memory");
+        let writer = SqlitePoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(STORE_PATIENCE)
+            .test_before_acquire(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .connect_with(options.clone())
+            .await?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(readers.clamp(2, 8))
+            .acquire_timeout(STORE_PATIENCE)
+            .test_before_acquire(false)
+            .connect_with(options.pragma("query_only", "on"))
+            .await?;
+        Ok(Self::Sqlite { writer, readers })
+    }
+
+    /// Applies every migration that is missing; safe beside running nodes.
+    pub async fn migrate(&self) -> Result<(), OpenError> {
+        migrate::run(self).await.map_err(OpenError::from)
+    }
+
+    /// Opens a transaction that may write.
+    pub async fn begin(&self) -> sqlx::Result<Tx> {
+        match self {
+            Self::Postgres(pool) => pool.begin().await.map(Tx::Postgres),
+            Self::Sqlite { writer, .. } => {
+                writer.begin_with("BEGIN IMMEDIATE").await.map(Tx::Sqlite)
+            }
+        }
+    }
+
+    /// A connection for reading; it sees everything committed before.
+    pub async fn read(&self) -> sqlx::Result<Reader> {
+        match self {
+            Self::Postgres(pool) => pool.acquire().await.map(Reader::Postgres),
+            Self::Sqlite { readers, .. } => readers.acquire().await.map(Reader::Sqlite),
+        }
+    }
+
+    /// Whether the store answers and can be written.
+    pub async fn ping(&self) -> sqlx::Result<()> {
+        self.read().await?.ping().await
+    }
+
+    /// Closes every connection after the statements in flight.
+    pub async fn close(&self) {
+        match self {
+            Self::Postgres(pool) => pool.close().await,
+            Self::Sqlite { writer, readers } => {
+                readers.close().await;
+                writer.close().await;
+            }
+        }
+    }
+}
+
+impl Reader {
+    async fn ping(&mut self) -> sqlx::Result<()> {
+        execute!(self, "SELECT 1").map(drop)
+    }
+}
+
+impl Tx {
+    /// Makes everything in the transaction true at once.
+    pub async fn commit(self) -> sqlx::Result<()> {
+        match self {
+            Self::Postgres(tx) => tx.commit().await,
+            Self::Sqlite(tx) => tx.commit().await,
+        }
+    }
+
+    /// Makes everything in the transaction undone.
+    pub async fn rollback(self) -> sqlx::Result<()> {
+        match self {
+            Self::Postgres(tx) => tx.rollback().await,
+            Self::Sqlite(tx) => tx.rollback().await,
+        }
+    }
+
+    /// Takes an advisory lock until the transaction ends; false when another transaction has it.
+    ///
+    /// SQLite has one writer, so there every transaction has every lock.
+    pub async fn try_lock(&mut self, key: i64) -> sqlx::Result<bool> {
+        match self {
+            Self::Postgres(tx) => {
+                sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)")
+                    .bind(key)
+                    .fetch_one(&mut **tx)
+                    .await
+            }
+            Self::Sqlite(_) => Ok(true),
+        }
+    }
+}
+
+/// Whether an error means that the store is out of reach, rather than that a statement is wrong.
+pub fn is_unavailable(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| {
+            // PostgreSQL: connection, resources, shutdown, statement timeout. SQLite: busy, locked.
+            code.starts_with("08")
+                || code.starts_with("53")
+                || code.starts_with("57")
+                || matches!(&*code, "5" | "6" | "261" | "517" | "25P03" | "25006" | "40001" | "40P01")
+        }),
+        _ => false,
+    }
+}
+
+/// Whether an error is a violated unique constraint or primary key.
+pub fn is_unique_violation(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(sqlx::error::DatabaseError::is_unique_violation)
+}
+
+/// Runs a statement on either database; the number of rows it changed.
+macro_rules! execute {
+    ($on:expr, $sql:expr $(, $bind:expr)* $(,)?) => {
+        match $crate::db::Queryable::conn($on) {
+            $crate::db::Conn::Postgres(conn) => sqlx::query($sql)$(.bind($bind))*
+                .execute(conn).await.map(|done| done.rows_affected()),
+            $crate::db::Conn::Sqlite(conn) => sqlx::query($sql)$(.bind($bind))*
+                .execute(conn).await.map(|done| done.rows_affected()),
+        }
+    };
+}
+
+macro_rules! fetch_with {
+    ($method:ident, $on:expr, $row:ty, $sql:expr $(, $bind:expr)* $(,)?) => {
+        match $crate::db::Queryable::conn($on) {
+            $crate::db::Conn::Postgres(conn) => {
+                sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
+            }
+            $crate::db::Conn::Sqlite(conn) => {
+                sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
+            }
+        }
+    };
+}
+
+/// The one row of a statement, as a type that derives `sqlx::FromRow`.
+macro_rules! fetch_one {
+    ($($args:tt)*) => { $crate::db::fetch_with!(fetch_one, $($args)*) };
+}
+
+/// The row of a statement, if there is one.
+macro_rules! fetch_optional {
+    ($($args:tt)*) => { $crate::db::fetch_with!(fetch_optional, $($args)*) };
+}
+
+/// All rows of a statement.
+macro_rules! fetch_all {
+    ($($args:tt)*) => { $crate::db::fetch_with!(fetch_all, $($args)*) };
+}
+
+pub(crate) use {execute, fetch_all, fetch_one, fetch_optional, fetch_with};

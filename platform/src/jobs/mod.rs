@@ -1,1 +1,216 @@
-//! The room `jobs`.
+//! Durable jobs on apalis: enqueued inside the business's own transaction, run by workers.
+//!
+//! A job is `Ok` once its outcome is settled in our own tables; what is to be tried again later is a
+//! new job with its own `run_at`, never apalis's own retry. Workers are named by a new ULID per start,
+//! because a worker that comes back under its old name never recovers the jobs it held; heartbeats are
+//! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
+//! database ends; [`run`] starts the next one.
+
+use std::{sync::Arc, time::Duration};
+
+use apalis::{layers::WorkerBuilderExt as _, prelude::*};
+use apalis_core::{
+    backend::ext::poll_strategy::Strategy,
+    error::BoxDynError,
+    task::builder::TaskBuilder,
+    worker::ext::parallelize::ParallelizeExt as _,
+};
+use apalis_postgres::PostgresStorage;
+use apalis_sqlite::SqliteStorage;
+use futures::future::BoxFuture;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+
+use crate::db::{Conn, Db, Queryable, Timestamp, Tx, execute};
+
+/// How often a worker says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// How many missed heartbeats make a worker dead.
+const MISSED_HEARTBEATS: usize = 4;
+
+/// How often an idle worker looks for jobs.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How long finished jobs stay, for people who look at the queue.
+const KEEP_FINISHED: Duration = Duration::from_secs(600);
+
+/// A kind of job.
+pub trait Job: Serialize + DeserializeOwned + Send + Sync + Unpin + 'static {
+    /// The queue it waits in.
+    const QUEUE: &'static str;
+
+    /// A name that no second job of the queue may have, if there is one.
+    fn unique_key(&self) -> Option<String>;
+}
+
+/// Why a job could not be enqueued.
+#[derive(Debug, thiserror::Error)]
+pub enum EnqueueError {
+    /// The queue of PostgreSQL refused.
+    #[error(transparent)]
+    Postgres(#[from] apalis_postgres::Error),
+    /// The queue of SQLite refused.
+    #[error(transparent)]
+    Sqlite(#[from] apalis_sqlite::Error),
+    /// The job cannot be written as JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+impl From<EnqueueError> for sqlx::Error {
+    fn from(error: EnqueueError) -> Self {
+        match error {
+            EnqueueError::Postgres(apalis_postgres::Error::Database(error))
+            | EnqueueError::Sqlite(apalis_sqlite::Error::Sqlx(error)) => error,
+            other => Self::Encode(Box::new(other)),
+        }
+    }
+}
+
+/// Puts jobs into their queue, to run at `run_at` or as soon after it as a worker is free.
+///
+/// `run_at` is kept in whole seconds, rounded up: a job is never early.
+pub async fn enqueue<J: Job>(
+    on: &mut impl Queryable,
+    jobs: &[J],
+    run_at: Timestamp,
+) -> Result<(), EnqueueError> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let now = Timestamp::now();
+    let seconds = if run_at <= now { now.seconds() } else { run_at.seconds_ceil() };
+    let tasks = jobs
+        .iter()
+        .map(|job| {
+            let mut task = TaskBuilder::new(serde_json::to_vec(job)?)
+                .run_at_timestamp(u64::try_from(seconds).unwrap_or(0));
+            if let Some(key) = job.unique_key() {
+                task = task.idempotency_key(key);
+            }
+            Ok(task.build())
+        })
+        .collect::<Result<Vec<_>, serde_json::Error>>()?;
+    match on.conn() {
+        Conn::Postgres(conn) => apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks).await?,
+        Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks).await?,
+    }
+    Ok(())
+}
+
+/// What runs a job; it returns once the outcome is settled.
+pub type Handler<J> = Arc<dyn Fn(J) -> BoxFuture<'static, ()> + Send + Sync>;
+
+async fn handle<J: Job>(job: J, handler: Data<Handler<J>>) -> Result<(), BoxDynError> {
+    handler(job).await;
+    Ok(())
+}
+
+/// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
+///
+/// After `stop` no further job starts; it returns when those that run have ended.
+pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: CancellationToken) {
+    let mut pause = Duration::from_millis(100);
+    while !stop.is_cancelled() {
+        let name = format!("{}-{}", J::QUEUE, Ulid::generate());
+        let started = tokio::time::Instant::now();
+        let until = stop.clone();
+        let signal = async move {
+            until.cancelled().await;
+            Ok::<(), WorkerError>(())
+        };
+        let ended = match &db {
+            Db::Postgres(pool) => {
+                let config = apalis_postgres::Config::default()
+                    .queue(J::QUEUE)
+                    .batch_size(concurrency.min(200))
+                    .heartbeat_interval(HEARTBEAT)
+                    .missed_heartbeats(MISSED_HEARTBEATS)
+                    .lock_tasks(false);
+                WorkerBuilder::new(&*name)
+                    .backend(
+                        PostgresStorage::<J>::new(pool)
+                            .with_config(config)
+                            .poll_with_strategy(Strategy::new().interval(POLL)),
+                    )
+                    .concurrency(concurrency)
+                    .data(handler.clone())
+                    .parallelize(tokio::spawn)
+                    .build(handle::<J>)
+                    .run_until(signal)
+                    .await
+            }
+            Db::Sqlite { writer, .. } => {
+                let config = apalis_sqlite::Config::default()
+                    .queue(J::QUEUE)
+                    .batch_size(concurrency.min(200))
+                    .heartbeat_interval(HEARTBEAT)
+                    .missed_heartbeats(MISSED_HEARTBEATS)
+                    .lock_tasks(false);
+                WorkerBuilder::new(&*name)
+                    .backend(
+                        SqliteStorage::<J>::new(writer)
+                            .with_config(config)
+                            .poll_with_strategy(Strategy::new().interval(POLL)),
+                    )
+                    .concurrency(concurrency)
+                    .data(handler.clone())
+                    .parallelize(tokio::spawn)
+                    .build(handle::<J>)
+                    .run_until(signal)
+                    .await
+            }
+        };
+        if stop.is_cancelled() {
+            break;
+        }
+        if let Err(error) = ended {
+            if started.elapsed() > Duration::from_secs(10) {
+                pause = Duration::from_millis(100);
+            }
+            tracing::warn!(queue = J::QUEUE, %error, ?pause, "a worker ended; the next one starts");
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+/// Removes a batch of finished jobs, and workers long gone; the number of jobs removed.
+pub async fn purge(db: &Db, batch: i64) -> sqlx::Result<u64> {
+    let before = Timestamp::now() - KEEP_FINISHED;
+    let mut tx = db.begin().await?;
+    let removed = match &tx {
+        Tx::Postgres(_) => {
+            execute!(
+                &mut tx,
+                "DELETE FROM apalis.workers w WHERE last_seen < now() - interval '1 hour' \
+                 AND NOT EXISTS (SELECT 1 FROM apalis.jobs j WHERE j.lock_by = w.id)"
+            )?;
+            execute!(
+                &mut tx,
+                "DELETE FROM apalis.jobs WHERE id IN (SELECT id FROM apalis.jobs \
+                 WHERE status IN ('Done', 'Killed') AND done_at < $1 LIMIT $2)",
+                before,
+                batch
+            )?
+        }
+        Tx::Sqlite(_) => {
+            execute!(
+                &mut tx,
+                "DELETE FROM Workers WHERE last_seen < strftime('%s', 'now') - 3600 \
+                 AND NOT EXISTS (SELECT 1 FROM Jobs WHERE Jobs.lock_by = Workers.id)"
+            )?;
+            execute!(
+                &mut tx,
+                "DELETE FROM Jobs WHERE rowid IN (SELECT rowid FROM Jobs \
+                 WHERE status IN ('Done', 'Killed') AND done_at < $1 LIMIT $2)",
+                before.seconds(),
+                batch
+            )?
+        }
+    };
+    tx.commit().await?;
+    Ok(removed)
+}

@@ -1,5 +1,6 @@
 //! Webhooks.
 
+pub mod headers;
 pub mod ladder;
 pub mod payload;
 pub mod sender;

@@ -1,0 +1,281 @@
+//! Safe retries: one execution per key, and its answer again for whoever asks again.
+//!
+//! The answer and the business write commit in one transaction. A mutation takes the key's lock (an
+//! advisory lock in PostgreSQL, the single writer in SQLite, and in both a set of the keys in flight in
+//! this process), looks for a record, and runs the handler on the open transaction, which the handler
+//! gets as [`Work`] and can neither commit nor roll back. A 2xx commits together with its record. A
+//! decided 4xx rolls everything back and stores its record alone. Anything else rolls back and stores
+//! nothing. The primary key `(project_id, key)` is the backstop: whoever loses there starts again and
+//! replays. All of it runs in a task of its own, so that a client that hangs up cannot stop it half-way.
+
+mod key;
+mod record;
+
+use std::{
+    collections::HashSet,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::FutureExt as _;
+use poem::{Endpoint, FromRequest, Request, RequestBody, Response};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+pub use key::{Key, fingerprint};
+
+use crate::{
+    contract::{ApiError, Code, auth::ProjectId, error, request_id},
+    db::{self, Conn, Db, Queryable, Timestamp, Tx, execute},
+};
+use record::Answer;
+
+/// How often a request that lost at the backstop starts again before it gives up.
+const STARTS: usize = 3;
+
+/// What is asked, and under which key.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The project of the caller.
+    pub project: ProjectId,
+    /// The key.
+    pub key: Key,
+    /// The fingerprint of the request.
+    pub fingerprint: [u8; 32],
+}
+
+/// Executes mutations once.
+#[derive(Clone, Debug)]
+pub struct Idempotency {
+    db: Db,
+    ttl: Duration,
+    in_flight: Arc<Mutex<HashSet<(ProjectId, Key)>>>,
+    tasks: TaskTracker,
+}
+
+/// The open transaction of a mutation, in the hands of its handler.
+#[derive(Debug)]
+pub struct Work(OwnedMutexGuard<Option<Tx>>);
+
+#[derive(Clone)]
+struct Slot(Arc<AsyncMutex<Option<Tx>>>);
+
+impl<'a> FromRequest<'a> for Work {
+    async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
+        let missing = || ApiError::internal("a mutation was mounted outside of its layer");
+        let slot = request.extensions().get::<Slot>().ok_or_else(missing)?.clone();
+        let guard = slot.0.lock_owned().await;
+        if guard.is_none() {
+            return Err(missing().into());
+        }
+        Ok(Self(guard))
+    }
+}
+
+impl Queryable for Work {
+    fn conn(&mut self) -> Conn<'_> {
+        self.0.as_mut().expect("the slot was full when Work was made, and Work never empties it").conn()
+    }
+}
+
+/// A key that this process is working on; free again when dropped.
+struct InFlight<'i>(&'i Mutex<HashSet<(ProjectId, Key)>>, (ProjectId, Key));
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+    }
+}
+
+impl Idempotency {
+    /// Over this store, keeping answers for `ttl`; executions are tracked by `tasks`.
+    pub fn new(db: Db, ttl: Duration, tasks: TaskTracker) -> Self {
+        Self { db, ttl, in_flight: Arc::default(), tasks }
+    }
+
+    /// Executes `request` on `inner`, or replays what it answered before.
+    ///
+    /// The caller may be dropped at any moment; the execution goes on to its commit or rollback.
+    pub async fn execute<E: Endpoint + 'static>(
+        &self,
+        inner: Arc<E>,
+        asked: Asked,
+        request: Request,
+        body: bytes::Bytes,
+    ) -> Result<Response, ApiError> {
+        let this = self.clone();
+        let work = async move {
+            let _in_flight = this.claim(&asked)?;
+            this.run(&*inner, &asked, request, body).await
+        };
+        let work = request_id::within(request_id::current(), work.in_current_span());
+        self.tasks.spawn(work).await.map_err(ApiError::internal)?
+    }
+
+    fn claim(&self, asked: &Asked) -> Result<InFlight<'_>, ApiError> {
+        let entry = (asked.project, asked.key.clone());
+        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        if in_flight.insert(entry.clone()) {
+            Ok(InFlight(&self.in_flight, entry))
+        } else {
+            Err(in_progress())
+        }
+    }
+
+    async fn run(
+        &self,
+        inner: &impl Endpoint,
+        asked: &Asked,
+        request: Request,
+        body: bytes::Bytes,
+    ) -> Result<Response, ApiError> {
+        let mut request = Some(request);
+        for _ in 0..STARTS {
+            let mut tx = match self.start(asked).await? {
+                Start::Replay(response) => return Ok(response),
+                Start::Run(tx) => tx,
+            };
+            // A second start happens only when the first one lost to a commit: then there is a record.
+            let Some(request) = request.take() else {
+                return Err(in_progress());
+            };
+            let outcome;
+            (outcome, tx) = run_handler(inner, request, body.clone(), tx).await?;
+            let decided = match outcome {
+                Ok(answer) => answer,
+                Err(undecided) => {
+                    tx.rollback().await.ok();
+                    return Ok(undecided);
+                }
+            };
+            let (answer, tx) = match decided {
+                Decided::Done(answer) => (answer, tx),
+                Decided::Refused(answer) => {
+                    tx.rollback().await.map_err(unavailable)?;
+                    match self.start(asked).await? {
+                        Start::Replay(response) => return Ok(response),
+                        Start::Run(tx) => (answer, tx),
+                    }
+                }
+            };
+            match self.finish(tx, asked, &answer).await {
+                Ok(()) => return Ok(answer.into_response()),
+                Err(error) if db::is_unique_violation(&error) => {}
+                Err(error) => return Err(unavailable(error)),
+            }
+        }
+        Err(in_progress())
+    }
+
+    /// Opens the transaction, takes the key's lock and looks for a record.
+    async fn start(&self, asked: &Asked) -> Result<Start, ApiError> {
+        let mut tx = self.db.begin().await.map_err(unavailable)?;
+        if !tx.try_lock(record::lock_of(asked.project, &asked.key)).await.map_err(unavailable)? {
+            return Err(in_progress());
+        }
+        let Some(record) = record::find(&mut tx, asked).await.map_err(unavailable)? else {
+            return Ok(Start::Run(tx));
+        };
+        if record.is_expired(Timestamp::now()) {
+            record::forget(&mut tx, asked).await.map_err(unavailable)?;
+            return Ok(Start::Run(tx));
+        }
+        tx.rollback().await.ok();
+        if record.fingerprint == asked.fingerprint {
+            Ok(Start::Replay(record.replay()))
+        } else {
+            let code = Code::IdempotencyKeyReuseConflict;
+            Err(ApiError::new(code, code.about()))
+        }
+    }
+
+    async fn finish(&self, mut tx: Tx, asked: &Asked, answer: &Answer) -> sqlx::Result<()> {
+        record::insert(&mut tx, asked, answer, Timestamp::now() + self.ttl).await?;
+        tx.commit().await
+    }
+
+    /// Removes a batch of expired records; the number removed.
+    pub async fn sweep(&self, batch: i64) -> sqlx::Result<u64> {
+        let mut tx = self.db.begin().await?;
+        let removed = execute!(
+            &mut tx,
+            "DELETE FROM idempotency_records WHERE (project_id, key) IN \
+             (SELECT project_id, key FROM idempotency_records WHERE expires_at <= $1 LIMIT $2)",
+            Timestamp::now(),
+            batch
+        )?;
+        tx.commit().await?;
+        Ok(removed)
+    }
+}
+
+enum Start {
+    Replay(Response),
+    Run(Tx),
+}
+
+enum Decided {
+    /// 2xx: the business write stands.
+    Done(Answer),
+    /// A business 4xx: nothing was written, the answer stands.
+    Refused(Answer),
+}
+
+/// Runs the handler on the transaction; gives the transaction back with what came of it.
+async fn run_handler(
+    inner: &impl Endpoint,
+    mut request: Request,
+    body: bytes::Bytes,
+    tx: Tx,
+) -> Result<(Result<Decided, Response>, Tx), ApiError> {
+    let slot = Slot(Arc::new(AsyncMutex::new(Some(tx))));
+    request.extensions_mut().insert(slot.clone());
+    request.set_body(body);
+    let called = AssertUnwindSafe(inner.get_response_or_error(request)).catch_unwind().await;
+    let tx = slot.0.lock().await.take().ok_or_else(|| ApiError::internal("a handler kept its transaction"))?;
+    let (response, decided) = match called {
+        Ok(called) => called,
+        Err(panic) => {
+            let panic = panic.downcast_ref::<&str>().map(ToString::to_string)
+                .or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            (poem::IntoResponse::into_response(ApiError::internal(format!("panic: {panic}"))), false)
+        }
+    };
+    if !decided {
+        return Ok((Err(response), tx));
+    }
+    let is_success = response.status().is_success();
+    let answer = Answer::read(response).await.map_err(ApiError::internal)?;
+    Ok((Ok(if is_success { Decided::Done(answer) } else { Decided::Refused(answer) }), tx))
+}
+
+trait Answering: Endpoint {
+    /// The response, and whether it is decided: a 2xx, or an error of a decided code.
+    async fn get_response_or_error(&self, request: Request) -> (Response, bool) {
+        match self.call(request).await {
+            Ok(response) => {
+                let response = poem::IntoResponse::into_response(response);
+                let success = response.status().is_success();
+                (response, success)
+            }
+            Err(failure) => {
+                let known = failure.downcast_ref::<ApiError>().map(ApiError::code);
+                let error = error::from_poem(failure).as_idempotency_unavailable();
+                (poem::IntoResponse::into_response(error), known.is_some_and(Code::is_decided))
+            }
+        }
+    }
+}
+
+impl<E: Endpoint> Answering for E {}
+
+fn in_progress() -> ApiError {
+    let code = Code::IdempotencyKeyInProgress;
+    ApiError::new(code, code.about())
+}
+
+fn unavailable(error: sqlx::Error) -> ApiError {
+    ApiError::from(error).as_idempotency_unavailable()
+}

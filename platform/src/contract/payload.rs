@@ -1,0 +1,359 @@
+//! Typed bodies, in and out.
+//!
+//! serde reads and writes them, schemars describes them, poem-openapi lists them in the spec. A body
+//! that does not fit names the fault's place as a JSON Pointer. [`RawJson`] keeps a value's bytes
+//! exactly as they came.
+
+use poem::{FromRequest as _, IntoResponse, Request, RequestBody, Response, http::StatusCode};
+use poem_openapi::{
+    ApiExtractor, ApiExtractorType, ApiResponse, ExtractParamOptions,
+    error::ContentTypeError,
+    payload::{ParsePayload, Payload},
+    registry::{
+        MetaHeader, MetaMediaType, MetaRequest, MetaResponse, MetaResponses, MetaSchema,
+        MetaSchemaRef, Registry,
+    },
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use serde_path_to_error::Segment;
+
+use crate::contract::{ApiError, spec};
+
+const JSON: &str = "application/json";
+
+/// A JSON request body.
+#[derive(Debug)]
+pub struct Body<T>(pub T);
+
+/// The body of an action: absent, empty, `{}`, or an object with the action's options.
+#[derive(Debug)]
+pub struct Action<T>(pub T);
+
+/// No options.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoOptions {}
+
+/// A 200 answer with a JSON body.
+#[derive(Debug)]
+pub struct Reply<T>(pub T);
+
+/// A 201 answer with a JSON body and the `Location` of what was made.
+#[derive(Debug)]
+pub struct Created<T> {
+    /// The path of the new thing, from the root of the server.
+    pub location: String,
+    /// The new thing.
+    pub body: T,
+}
+
+/// A 204 answer.
+#[derive(Debug)]
+pub struct NoContent;
+
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case(JSON)
+        || (essence.to_ascii_lowercase().starts_with("application/")
+            && essence.to_ascii_lowercase().ends_with("+json"))
+}
+
+/// Reads JSON and says where it does not fit.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // A well-formed look first: a syntax fault has a line and a column, not a pointer.
+    if let Err(error) = serde_json::from_slice::<&RawValue>(bytes) {
+        let what = if bytes.is_empty() { "the body is empty".to_owned() } else { error.to_string() };
+        return Err(ApiError::invalid_body("", format!("not JSON: {what}")));
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let mut pointer = pointer(error.path());
+        let message = error.inner().to_string();
+        let detail = message.rsplit_once(" at line ").map_or(&*message, |(detail, _)| detail);
+        // serde reports a missing or unknown member at the object that should or should not have it.
+        if let Some(name) = backquoted(detail, "missing field `").or_else(|| {
+            backquoted(detail, "unknown field `").filter(|name| {
+                !pointer.ends_with(&format!("/{}", escape(name)))
+            })
+        }) {
+            pointer = format!("{pointer}/{}", escape(name));
+        }
+        ApiError::invalid_body(pointer, detail)
+    })
+}
+
+fn backquoted<'t>(text: &'t str, before: &str) -> Option<&'t str> {
+    text.strip_prefix(before)?.split('`').next()
+}
+
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    path.iter()
+        .filter_map(|segment| match segment {
+            Segment::Seq { index } => Some(format!("/{index}")),
+            Segment::Map { key } => Some(format!("/{}", escape(key))),
+            Segment::Enum { variant } => Some(format!("/{}", escape(variant))),
+            Segment::Unknown => None,
+        })
+        .collect()
+}
+
+fn escape(member: &str) -> String {
+    member.replace('~', "~0").replace('/', "~1")
+}
+
+/// Writes JSON; the types of this crate have no value that cannot be written.
+pub fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_else(|error| {
+        tracing::error!(%error, "an answer could not be written as JSON");
+        b"null".to_vec()
+    })
+}
+
+fn media_type<T: JsonSchema>() -> MetaMediaType {
+    MetaMediaType { content_type: JSON, schema: MetaSchemaRef::Reference(T::schema_name().into_owned()) }
+}
+
+impl<T: JsonSchema + Send> Payload for Body<T> {
+    const CONTENT_TYPE: &'static str = JSON;
+
+    fn check_content_type(content_type: &str) -> bool {
+        is_json(content_type)
+    }
+
+    fn schema_ref() -> MetaSchemaRef {
+        MetaSchemaRef::Reference(T::schema_name().into_owned())
+    }
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry);
+    }
+}
+
+impl<T: JsonSchema + DeserializeOwned + Send> ParsePayload for Body<T> {
+    const IS_REQUIRED: bool = true;
+
+    async fn from_request(request: &Request, body: &mut RequestBody) -> poem::Result<Self> {
+        let bytes = Vec::<u8>::from_request(request, body).await?;
+        Ok(Self(parse_json(&bytes)?))
+    }
+}
+
+impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
+    const TYPES: &'static [ApiExtractorType] = &[ApiExtractorType::RequestObject];
+    type ParamType = ();
+    type ParamRawType = ();
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry);
+    }
+
+    fn request_meta() -> Option<MetaRequest> {
+        Some(MetaRequest { description: None, content: vec![media_type::<T>()], required: true })
+    }
+
+    async fn from_request(
+        request: &'a Request,
+        body: &mut RequestBody,
+        _: ExtractParamOptions<()>,
+    ) -> poem::Result<Self> {
+        check_content_type(request)?;
+        <Self as ParsePayload>::from_request(request, body).await
+    }
+}
+
+fn check_content_type(request: &Request) -> poem::Result<()> {
+    match request.content_type() {
+        Some(content_type) if is_json(content_type) => Ok(()),
+        Some(other) => Err(ContentTypeError::NotSupported { content_type: other.to_owned() }.into()),
+        None => Err(ContentTypeError::ExpectContentType.into()),
+    }
+}
+
+impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for Action<T> {
+    const TYPES: &'static [ApiExtractorType] = &[ApiExtractorType::RequestObject];
+    type ParamType = ();
+    type ParamRawType = ();
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry);
+    }
+
+    fn request_meta() -> Option<MetaRequest> {
+        Some(MetaRequest { description: None, content: vec![media_type::<T>()], required: false })
+    }
+
+    async fn from_request(
+        request: &'a Request,
+        body: &mut RequestBody,
+        _: ExtractParamOptions<()>,
+    ) -> poem::Result<Self> {
+        let bytes = Vec::<u8>::from_request(request, body).await?;
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        check_content_type(request)?;
+        Ok(Self(parse_json(&bytes)?))
+    }
+}
+
+fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
+    Response::builder().status(status).content_type(JSON).body(body)
+}
+
+impl<T: Serialize + Send> IntoResponse for Reply<T> {
+    fn into_response(self) -> Response {
+        json_response(StatusCode::OK, to_json(&self.0))
+    }
+}
+
+impl<T: Serialize + JsonSchema + Send> ApiResponse for Reply<T> {
+    fn meta() -> MetaResponses {
+        answers(200, "The thing asked for.", vec![media_type::<T>()], Vec::new())
+    }
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry);
+    }
+}
+
+impl<T: Serialize + Send> IntoResponse for Created<T> {
+    fn into_response(self) -> Response {
+        let mut response = json_response(StatusCode::CREATED, to_json(&self.body));
+        if let Ok(location) = self.location.parse() {
+            response.headers_mut().insert("location", location);
+        }
+        response
+    }
+}
+
+impl<T: Serialize + JsonSchema + Send> ApiResponse for Created<T> {
+    fn meta() -> MetaResponses {
+        let location = MetaHeader {
+            name: "Location".to_owned(),
+            description: Some("The path of what was made.".to_owned()),
+            required: true,
+            deprecated: false,
+            schema: MetaSchemaRef::Inline(Box::new(MetaSchema::new("string"))),
+        };
+        answers(201, "Made.", vec![media_type::<T>()], vec![location])
+    }
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry);
+    }
+}
+
+impl IntoResponse for NoContent {
+    fn into_response(self) -> Response {
+        Response::builder().status(StatusCode::NO_CONTENT).finish()
+    }
+}
+
+impl ApiResponse for NoContent {
+    fn meta() -> MetaResponses {
+        answers(204, "Done; there is no body.", Vec::new(), Vec::new())
+    }
+
+    fn register(_: &mut Registry) {}
+}
+
+/// The description of an answer of one status.
+pub fn answers(
+    status: u16,
+    description: &'static str,
+    content: Vec<MetaMediaType>,
+    headers: Vec<MetaHeader>,
+) -> MetaResponses {
+    MetaResponses {
+        responses: vec![MetaResponse {
+            description,
+            status: Some(status),
+            status_range: None,
+            content,
+            headers,
+        }],
+    }
+}
+
+/// Any JSON value, kept as the bytes it came in: number spelling, key order and escapes included.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RawJson(pub Box<RawValue>);
+
+impl RawJson {
+    /// `{}`.
+    pub fn empty_object() -> Self {
+        Self(RawValue::from_string("{}".to_owned()).unwrap_or_default())
+    }
+
+    /// The bytes.
+    pub fn as_str(&self) -> &str {
+        self.0.get()
+    }
+
+    /// Whether the value is an object.
+    pub fn is_object(&self) -> bool {
+        self.as_str().starts_with('{')
+    }
+}
+
+impl JsonSchema for RawJson {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "AnyJson".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        true.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::{is_json, parse_json};
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "read by the deserializer alone")]
+    struct Outer {
+        inner: Inner,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "read by the deserializer alone")]
+    struct Inner {
+        list: Vec<u8>,
+    }
+
+    #[test]
+    fn a_fault_in_a_body_is_pointed_at() {
+        for (body, pointer) in [
+            (r#"{"inner":{"list":[1,"x"]}}"#, "/inner/list/1"),
+            (r#"{"inner":{}}"#, "/inner/list"),
+            (r#"{"inner":{"list":[],"a/b":1}}"#, "/inner/a~1b"),
+            (r#"{"inner":{"list":[300]}}"#, "/inner/list/0"),
+            ("{", ""),
+            ("", ""),
+        ] {
+            let error = parse_json::<Outer>(body.as_bytes()).expect_err(body);
+            assert_eq!(error.pointers(), [pointer], "{body}");
+        }
+    }
+
+    #[test]
+    fn json_is_told_by_its_media_type() {
+        assert!(is_json("application/json"));
+        assert!(is_json("Application/JSON; charset=utf-8"));
+        assert!(is_json("application/vnd.botix+json"));
+        assert!(!is_json("text/plain"));
+        assert!(!is_json("application/jsonx"));
+    }
+}

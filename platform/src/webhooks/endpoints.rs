@@ -1,0 +1,565 @@
+//! Webhook endpoints: where a project's events go, and how.
+//!
+//! The signing secret is shown once, when the endpoint is made, and kept sealed under the master key;
+//! so are the endpoint's own headers, which often carry credentials, and whose values are never shown
+//! again. An endpoint that is enabled again releases the deliveries that waited for it.
+
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+
+use poem::http::{HeaderName, HeaderValue};
+use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use secrecy::ExposeSecret as _;
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use super::{
+    deliveries, headers,
+    signature::EndpointSecret,
+    target::{TargetPolicy, parse_target},
+};
+use crate::{
+    contract::{
+        ApiError, Body, Caller, Created, NoContent, RawJson, Reply, Work,
+        auth::ProjectId,
+        cursor::Position,
+        page::{self, ListTexts, Listed, Page, PageRequest},
+        spec::Tag,
+        text::Text,
+    },
+    db::{Db, Id, JsonText, Kind, Queryable, Sealer, Timestamp, execute, fetch_optional},
+    plugins::PluginId,
+};
+
+/// An endpoint; names the kind of its id.
+pub struct EndpointKind;
+
+impl Kind for EndpointKind {
+    const PREFIX: &'static str = "whe";
+}
+
+/// The id of an endpoint.
+pub type EndpointId = Id<EndpointKind>;
+
+/// What an endpoint listens to: `*`, `contact.*`, or whole event types.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub struct Patterns(Vec<String>);
+
+impl Patterns {
+    /// Everything.
+    pub fn all() -> Self {
+        Self(vec!["*".to_owned()])
+    }
+
+    /// Whether an event type is among them.
+    pub fn matches(&self, event_type: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            // `contact.` of `contact.*`, or nothing of `*`.
+            Some(start) => event_type.starts_with(start),
+            None => event_type == pattern,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let patterns = Vec::<String>::deserialize(deserializer)?;
+        if patterns.len() > 100 {
+            return Err(de::Error::custom("an endpoint has at most 100 event types"));
+        }
+        for pattern in &patterns {
+            let fits = pattern == "*"
+                || super::events::is_event_type(pattern)
+                || pattern
+                    .strip_suffix(".*")
+                    .is_some_and(|start| super::events::is_event_type(&format!("{start}.x")));
+            if !fits {
+                return Err(de::Error::custom(format_args!(
+                    "`{pattern}` is no event type: write `*`, `contact.*` or `contact.created`"
+                )));
+            }
+        }
+        Ok(if patterns.is_empty() { Self::all() } else { Self(patterns) })
+    }
+}
+
+impl JsonSchema for Patterns {
+    fn schema_name() -> Cow<'static, str> {
+        "EventTypePatterns".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "maxItems": 100, "items": {"type": "string"}, "examples": [["contact.*"]]})
+    }
+}
+
+/// Headers that an endpoint wants on its webhooks, by name.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct CustomHeaders(BTreeMap<String, String>);
+
+impl CustomHeaders {
+    /// The headers, ready to send.
+    pub fn iter(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+        self.0.iter().filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
+    }
+
+    fn masked(self) -> Self {
+        Self(self.0.into_keys().map(|name| (name, "********".to_owned())).collect())
+    }
+}
+
+impl<'de> Deserialize<'de> for CustomHeaders {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let given = BTreeMap::<String, String>::deserialize(deserializer)?;
+        if given.len() > 20 || given.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > 8_192 {
+            return Err(de::Error::custom("an endpoint has at most 20 headers of 8,192 bytes together"));
+        }
+        for (name, value) in &given {
+            let Ok(parsed) = name.parse::<HeaderName>() else {
+                return Err(de::Error::custom(format_args!("`{name}` is no header name")));
+            };
+            if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
+                return Err(de::Error::custom(format_args!("`{name}` is the platform's to send")));
+            }
+            if value.parse::<HeaderValue>().is_err() {
+                return Err(de::Error::custom(format_args!("the value of `{name}` is no header value")));
+            }
+        }
+        Ok(Self(given))
+    }
+}
+
+/// A webhook endpoint.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Endpoint {
+    /// Its id.
+    pub id: EndpointId,
+    /// Where webhooks go.
+    pub url: String,
+    /// A note of the tenant's.
+    #[schemars(required)]
+    pub description: Option<String>,
+    /// What it listens to.
+    pub event_types: Patterns,
+    /// Whether webhooks go out; while false, they wait.
+    pub enabled: bool,
+    /// Why the platform disabled it.
+    #[schemars(required)]
+    pub disabled_reason: Option<String>,
+    /// The plugin that transforms and signs its webhooks.
+    #[schemars(required)]
+    pub plugin_id: Option<PluginId>,
+    /// The plugin's configuration here.
+    #[schemars(required)]
+    pub plugin_config: Option<RawJson>,
+    /// Its own headers; values are not shown.
+    pub headers: CustomHeaders,
+    /// The signing secret, shown when it is made and never again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it was last changed.
+    pub updated_at: Timestamp,
+}
+
+/// What makes an endpoint.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewEndpoint {
+    /// An https or http URL without credentials.
+    url: String,
+    /// A note of the tenant's.
+    description: Option<Text<500>>,
+    /// What to listen to; absent: everything.
+    #[serde(default)]
+    event_types: Option<Patterns>,
+    /// Whether webhooks go out at once; absent: they do.
+    #[serde(default)]
+    enabled: Option<bool>,
+    /// A plugin that transforms and signs the webhooks.
+    #[serde(default)]
+    plugin_id: Option<PluginId>,
+    /// Any JSON that the plugin understands, at most 64 KiB.
+    #[serde(default)]
+    plugin_config: Option<RawJson>,
+    /// Headers to send along, by name.
+    #[serde(default)]
+    headers: Option<CustomHeaders>,
+}
+
+/// What changes an endpoint: absent members stay, null clears.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointChange {
+    /// An https or http URL without credentials.
+    #[serde(default)]
+    url: Option<String>,
+    /// A note of the tenant's.
+    #[serde(default)]
+    #[schemars(with = "Option<Text<500>>")]
+    description: MaybeUndefined<Text<500>>,
+    /// What to listen to; null: everything.
+    #[serde(default)]
+    #[schemars(with = "Option<Patterns>")]
+    event_types: MaybeUndefined<Patterns>,
+    /// Whether webhooks go out; those that waited go when this becomes true.
+    #[serde(default)]
+    enabled: Option<bool>,
+    /// The plugin.
+    #[serde(default)]
+    #[schemars(with = "Option<PluginId>")]
+    plugin_id: MaybeUndefined<PluginId>,
+    /// The plugin's configuration.
+    #[serde(default)]
+    #[schemars(with = "Option<RawJson>")]
+    plugin_config: MaybeUndefined<RawJson>,
+    /// Headers to send along, all of them.
+    #[serde(default)]
+    #[schemars(with = "Option<CustomHeaders>")]
+    headers: MaybeUndefined<CustomHeaders>,
+}
+
+#[derive(Debug, sqlx::FromRow)]
+struct EndpointRow {
+    id: EndpointId,
+    url: String,
+    description: Option<String>,
+    event_types: JsonText<Patterns>,
+    enabled: bool,
+    disabled_reason: Option<String>,
+    plugin_id: Option<PluginId>,
+    plugin_config: Option<String>,
+    headers: Vec<u8>,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+const COLUMNS: &str = "id, url, description, event_types, enabled, disabled_reason, plugin_id, \
+                       plugin_config, headers, created_at, updated_at";
+
+impl Listed for EndpointRow {
+    const RESOURCE: &'static str = "webhook-endpoints";
+    const TABLE: &'static str = "webhook_endpoints";
+    const COLUMNS: &'static str = COLUMNS;
+
+    fn position(&self) -> Position {
+        Position { created_at: self.created_at, id: self.id.into() }
+    }
+}
+
+/// Opens an endpoint's own headers.
+pub fn open_headers(sealer: &Sealer, id: EndpointId, sealed: &[u8]) -> Result<CustomHeaders, ApiError> {
+    let json = sealer.open(&id.to_string(), sealed).map_err(ApiError::internal)?;
+    serde_json::from_slice(&json).map_err(ApiError::internal)
+}
+
+/// The handlers of `/webhook-endpoints`.
+#[derive(Debug)]
+pub struct EndpointsApi {
+    /// The database.
+    pub db: Db,
+    /// What seals secrets and headers.
+    pub sealer: Sealer,
+    /// Where webhooks may go.
+    pub policy: TargetPolicy,
+}
+
+#[OpenApi(tag = "Tag::Endpoints")]
+impl EndpointsApi {
+    /// Create an endpoint
+    ///
+    /// The answer shows the signing secret, this once.
+    #[oai(path = "/webhook-endpoints", method = "post", operation_id = "create_webhook_endpoint")]
+    async fn create(
+        &self,
+        caller: Caller,
+        mut work: Work,
+        body: Body<NewEndpoint>,
+    ) -> Result<Created<Endpoint>, ApiError> {
+        let new = body.0;
+        self.check_url(&new.url)?;
+        check_config(new.plugin_config.as_ref())?;
+        if let Some(plugin) = new.plugin_id {
+            check_plugin(&mut work, caller.project, plugin).await?;
+        }
+        let secret = EndpointSecret::generate();
+        let now = Timestamp::now();
+        let headers = new.headers.unwrap_or_default();
+        let endpoint = Endpoint {
+            id: EndpointId::generate(),
+            url: new.url,
+            description: new.description.map(|text| text.0),
+            event_types: new.event_types.unwrap_or_else(Patterns::all),
+            enabled: new.enabled.unwrap_or(true),
+            disabled_reason: None,
+            plugin_id: new.plugin_id,
+            plugin_config: new.plugin_config,
+            headers: headers.clone().masked(),
+            secret: Some(secret.expose().expose_secret().to_owned()),
+            created_at: now,
+            updated_at: now,
+        };
+        execute!(
+            &mut work,
+            "INSERT INTO webhook_endpoints (id, project_id, url, description, event_types, enabled, \
+             plugin_id, plugin_config, headers, secret, created_at, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11)",
+            endpoint.id,
+            caller.project,
+            &endpoint.url,
+            endpoint.description.as_deref(),
+            JsonText(&endpoint.event_types),
+            endpoint.enabled,
+            endpoint.plugin_id,
+            endpoint.plugin_config.as_ref().map(RawJson::as_str),
+            self.seal_headers(endpoint.id, &headers),
+            self.sealer.seal(&endpoint.id.to_string(), secret.key()),
+            now
+        )?;
+        Ok(Created { location: format!("/public/v1/webhook-endpoints/{}", endpoint.id), body: endpoint })
+    }
+
+    /// List endpoints
+    #[oai(path = "/webhook-endpoints", method = "get", operation_id = "list_webhook_endpoints")]
+    async fn list(&self, caller: Caller, page: PageRequest) -> Result<Page<Endpoint>, ApiError> {
+        Page::fetch(&self.db, page, caller.project, &[], |row| self.show(row)).await
+    }
+
+    /// Read an endpoint
+    #[oai(path = "/webhook-endpoints/:id", method = "get", operation_id = "get_webhook_endpoint")]
+    async fn get(&self, caller: Caller, id: Path<EndpointId>) -> Result<Reply<Endpoint>, ApiError> {
+        let mut reader = self.db.read().await?;
+        let row = fetch_optional!(
+            &mut reader,
+            EndpointRow,
+            "SELECT id, url, description, event_types, enabled, disabled_reason, plugin_id, \
+             plugin_config, headers, created_at, updated_at \
+             FROM webhook_endpoints WHERE project_id = $1 AND id = $2",
+            caller.project,
+            id.0
+        )?;
+        Ok(Reply(self.show(row.ok_or_else(|| ApiError::not_found("endpoint"))?)?))
+    }
+
+    /// Change an endpoint
+    #[oai(path = "/webhook-endpoints/:id", method = "patch", operation_id = "update_webhook_endpoint")]
+    async fn update(
+        &self,
+        caller: Caller,
+        mut work: Work,
+        id: Path<EndpointId>,
+        body: Body<EndpointChange>,
+    ) -> Result<Reply<Endpoint>, ApiError> {
+        let change = body.0;
+        if let Some(url) = &change.url {
+            self.check_url(url)?;
+        }
+        if let MaybeUndefined::Value(config) = &change.plugin_config {
+            check_config(Some(config))?;
+        }
+        if let MaybeUndefined::Value(plugin) = &change.plugin_id {
+            check_plugin(&mut work, caller.project, *plugin).await?;
+        }
+        // The update comes first: it keeps other writers of this endpoint waiting until we commit.
+        let row = fetch_optional!(
+            &mut work,
+            EndpointRow,
+            "UPDATE webhook_endpoints SET updated_at = $3 WHERE project_id = $1 AND id = $2 \
+             RETURNING id, url, description, event_types, enabled, disabled_reason, plugin_id, \
+             plugin_config, headers, created_at, updated_at",
+            caller.project,
+            id.0,
+            Timestamp::now()
+        )?
+        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+        let resumes = change.enabled == Some(true) && !row.enabled;
+        let row = self.apply(row, change);
+        execute!(
+            &mut work,
+            "UPDATE webhook_endpoints SET url = $2, description = $3, event_types = $4, enabled = $5, \
+             disabled_reason = $6, plugin_id = $7, plugin_config = $8, headers = $9 WHERE id = $1",
+            row.id,
+            &row.url,
+            row.description.as_deref(),
+            JsonText(&row.event_types.0),
+            row.enabled,
+            row.disabled_reason.as_deref(),
+            row.plugin_id,
+            row.plugin_config.as_deref(),
+            &row.headers[..]
+        )?;
+        if resumes {
+            deliveries::release(&mut work, row.id).await?;
+        }
+        Ok(Reply(self.show(row)?))
+    }
+
+    /// Delete an endpoint
+    ///
+    /// Its deliveries that are not finished are cancelled.
+    #[oai(path = "/webhook-endpoints/:id", method = "delete", operation_id = "delete_webhook_endpoint")]
+    async fn delete(
+        &self,
+        caller: Caller,
+        mut work: Work,
+        id: Path<EndpointId>,
+    ) -> Result<NoContent, ApiError> {
+        let deleted = execute!(
+            &mut work,
+            "DELETE FROM webhook_endpoints WHERE project_id = $1 AND id = $2",
+            caller.project,
+            id.0
+        )?;
+        if deleted == 0 {
+            return Err(ApiError::not_found("endpoint"));
+        }
+        deliveries::cancel_all(&mut work, caller.project, id.0).await?;
+        Ok(NoContent)
+    }
+}
+
+impl EndpointsApi {
+    fn check_url(&self, url: &str) -> Result<(), ApiError> {
+        parse_target(url, self.policy)
+            .map(drop)
+            .map_err(|error| ApiError::invalid_body("/url", error.to_string()))
+    }
+
+    fn seal_headers(&self, id: EndpointId, headers: &CustomHeaders) -> Vec<u8> {
+        let json = crate::contract::payload::to_json(headers);
+        self.sealer.seal(&id.to_string(), &json)
+    }
+
+    fn apply(&self, mut row: EndpointRow, change: EndpointChange) -> EndpointRow {
+        if let Some(url) = change.url {
+            row.url = url;
+        }
+        if let Some(enabled) = change.enabled {
+            row.enabled = enabled;
+            row.disabled_reason = None;
+        }
+        match change.description {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => row.description = None,
+            MaybeUndefined::Value(text) => row.description = Some(text.0),
+        }
+        match change.event_types {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => row.event_types = JsonText(Patterns::all()),
+            MaybeUndefined::Value(patterns) => row.event_types = JsonText(patterns),
+        }
+        match change.plugin_id {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => row.plugin_id = None,
+            MaybeUndefined::Value(plugin) => row.plugin_id = Some(plugin),
+        }
+        match change.plugin_config {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => row.plugin_config = None,
+            MaybeUndefined::Value(config) => row.plugin_config = Some(config.as_str().to_owned()),
+        }
+        match change.headers {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => row.headers = self.seal_headers(row.id, &CustomHeaders::default()),
+            MaybeUndefined::Value(headers) => row.headers = self.seal_headers(row.id, &headers),
+        }
+        row
+    }
+
+    fn show(&self, row: EndpointRow) -> Result<Endpoint, ApiError> {
+        let headers = open_headers(&self.sealer, row.id, &row.headers)?.masked();
+        let plugin_config = row
+            .plugin_config
+            .map(|config| serde_json::value::RawValue::from_string(config).map(RawJson))
+            .transpose()
+            .map_err(ApiError::internal)?;
+        Ok(Endpoint {
+            id: row.id,
+            url: row.url,
+            description: row.description,
+            event_types: row.event_types.0,
+            enabled: row.enabled,
+            disabled_reason: row.disabled_reason,
+            plugin_id: row.plugin_id,
+            plugin_config,
+            headers,
+            secret: None,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+fn check_config(config: Option<&RawJson>) -> Result<(), ApiError> {
+    if config.is_some_and(|config| config.as_str().len() > 65_536) {
+        return Err(ApiError::invalid_body("/plugin_config", "a configuration has at most 65,536 bytes"));
+    }
+    Ok(())
+}
+
+async fn check_plugin(on: &mut impl Queryable, project: ProjectId, plugin: PluginId) -> Result<(), ApiError> {
+    let row = fetch_optional!(
+        on,
+        (PluginId,),
+        "SELECT id FROM plugins WHERE project_id = $1 AND id = $2",
+        project,
+        plugin
+    )?;
+    row.map(drop).ok_or_else(|| ApiError::invalid_body("/plugin_id", "there is no such plugin in this project"))
+}
+
+/// Disables an endpoint for a reason of the platform's; its deliveries wait.
+pub async fn disable(on: &mut impl Queryable, id: EndpointId, reason: &str) -> sqlx::Result<u64> {
+    execute!(
+        on,
+        "UPDATE webhook_endpoints SET enabled = $2, disabled_reason = $3, updated_at = $4 \
+         WHERE id = $1 AND enabled",
+        id,
+        false,
+        reason,
+        Timestamp::now()
+    )
+}
+
+/// The query texts of this resource's lists.
+pub fn lists() -> Vec<ListTexts> {
+    vec![page::texts::<EndpointRow>(&[])]
+}
+
+/// What the sender of an endpoint's webhooks needs to know of it.
+#[derive(Clone, Debug)]
+pub struct Outlet {
+    /// Its id.
+    pub id: EndpointId,
+    /// Where to.
+    pub url: String,
+    /// The secret that signs.
+    pub secret: Arc<EndpointSecret>,
+    /// Its own headers.
+    pub headers: CustomHeaders,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Patterns;
+
+    fn patterns(json: &str) -> Option<Patterns> {
+        serde_json::from_str(json).ok()
+    }
+
+    #[test]
+    fn patterns_match_by_whole_parts() {
+        let some = patterns(r#"["contact.*", "order.paid"]"#).expect("patterns");
+        assert!(some.matches("contact.created") && some.matches("contact.a.b") && some.matches("order.paid"));
+        assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
+        assert!(patterns("[]").expect("patterns").matches("anything.at_all"));
+        assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());
+    }
+}

@@ -1,0 +1,271 @@
+//! Events: what happened, kept whole, and fanned out to every endpoint that wants it.
+//!
+//! [`publish`] is the one door: within the caller's transaction it writes the event, a delivery for
+//! each matching endpoint and the delivery's job. Endpoints that are disabled get theirs `paused`,
+//! without a job. Data is kept byte for byte.
+
+use poem_openapi::{OpenApi, param::{Path, Query}};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{
+    deliveries::{self, State},
+    endpoints::{EndpointId, Patterns},
+    event_types::EventType,
+};
+use crate::{
+    contract::{
+        ApiError, Body, Caller, Created, RawJson, Reply, Work,
+        auth::ProjectId,
+        cursor::Position,
+        page::{self, Filter, ListTexts, Listed, Page, PageRequest},
+        spec::Tag,
+    },
+    db::{Conn, Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_all, fetch_optional},
+};
+
+/// The largest data of an event, in bytes.
+const MAX_DATA: usize = 1 << 20;
+
+/// An event; names the kind of its id.
+pub struct EventKind;
+
+impl Kind for EventKind {
+    const PREFIX: &'static str = "evt";
+}
+
+/// The id of an event.
+pub type EventId = Id<EventKind>;
+
+/// An event.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Event {
+    /// Its id; the same in every webhook that tells of it.
+    pub id: EventId,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub event_type: String,
+    /// When it happened.
+    pub timestamp: Timestamp,
+    /// The project it happened in.
+    pub project_id: ProjectId,
+    /// What happened, whole, as it was published.
+    pub data: RawJson,
+    /// When it was published: the same moment as `timestamp`.
+    pub created_at: Timestamp,
+}
+
+/// What publishes an event.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewEvent {
+    /// A built-in type or one of the tenant's own, dotted: `order.shipped`.
+    #[serde(rename = "type")]
+    event_type: String,
+    /// Any JSON value, at most 1 MiB; of a built-in type, one that fits its schema.
+    data: RawJson,
+}
+
+#[derive(Debug, sqlx::FromRow)]
+struct EventRow {
+    id: EventId,
+    project_id: ProjectId,
+    event_type: String,
+    data: JsonText<Box<RawValue>>,
+    created_at: Timestamp,
+}
+
+impl Listed for EventRow {
+    const RESOURCE: &'static str = "events";
+    const TABLE: &'static str = "events";
+    const COLUMNS: &'static str = "id, project_id, event_type, data, created_at";
+
+    fn position(&self) -> Position {
+        Position { created_at: self.created_at, id: self.id.into() }
+    }
+}
+
+impl From<EventRow> for Event {
+    fn from(row: EventRow) -> Self {
+        Self {
+            id: row.id,
+            event_type: row.event_type,
+            timestamp: row.created_at,
+            project_id: row.project_id,
+            data: RawJson(row.data.0),
+            created_at: row.created_at,
+        }
+    }
+}
+
+/// Whether a text can name an event type: two to ten parts with dots between.
+pub fn is_event_type(text: &str) -> bool {
+    let mut parts = 0;
+    text.len() <= 100
+        && text.split('.').all(|part| {
+            parts += 1;
+            !part.is_empty()
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+        })
+        && (2..=10).contains(&parts)
+}
+
+/// Publishes an event of the platform itself, within the caller's transaction.
+pub async fn publish(
+    on: &mut impl Queryable,
+    project: ProjectId,
+    event_type: &str,
+    data: &(impl Serialize + Sync),
+) -> Result<(), ApiError> {
+    let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
+    publish_raw(on, project, event_type.to_owned(), RawJson(data)).await.map(drop)
+}
+
+#[derive(sqlx::FromRow)]
+struct Target {
+    id: EndpointId,
+    event_types: JsonText<Patterns>,
+    enabled: bool,
+}
+
+async fn publish_raw(
+    on: &mut impl Queryable,
+    project: ProjectId,
+    event_type: String,
+    data: RawJson,
+) -> Result<Event, ApiError> {
+    let now = Timestamp::now();
+    let event = Event {
+        id: EventId::generate(),
+        event_type,
+        timestamp: now,
+        project_id: project,
+        data,
+        created_at: now,
+    };
+    execute!(
+        on,
+        "INSERT INTO events (id, project_id, event_type, data, created_at) VALUES ($1, $2, $3, $4, $5)",
+        event.id,
+        project,
+        &event.event_type,
+        event.data.as_str(),
+        now
+    )?;
+    let targets = fetch_all!(
+        on,
+        Target,
+        "SELECT id, event_types, enabled FROM webhook_endpoints WHERE project_id = $1",
+        project
+    )?;
+    for target in targets {
+        if target.event_types.0.matches(&event.event_type) {
+            let enabled = target.enabled || is_enabled(on, target.id).await?;
+            let state = if enabled { State::Pending } else { State::Paused };
+            deliveries::create(on, &event, target.id, state).await?;
+        }
+    }
+    Ok(event)
+}
+
+/// Looks again at an endpoint that seemed disabled, keeping whoever resumes it waiting: a delivery
+/// that is about to be `paused` must not slip past the resumption.
+async fn is_enabled(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<bool> {
+    let text = match on.conn() {
+        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
+        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
+    };
+    let row = fetch_optional!(on, (bool,), text, endpoint)?;
+    Ok(row.is_some_and(|(enabled,)| enabled))
+}
+
+/// The handlers of `/events`.
+#[derive(Debug)]
+pub struct EventsApi {
+    /// The database.
+    pub db: Db,
+    /// All built-in types.
+    pub types: Vec<EventType>,
+}
+
+#[OpenApi(tag = "Tag::Events")]
+impl EventsApi {
+    /// Publish an event
+    ///
+    /// Every endpoint that listens to the type gets a webhook.
+    #[oai(path = "/events", method = "post", operation_id = "publish_event")]
+    async fn create(
+        &self,
+        caller: Caller,
+        mut work: Work,
+        body: Body<NewEvent>,
+    ) -> Result<Created<Event>, ApiError> {
+        let NewEvent { event_type, data } = body.0;
+        if !is_event_type(&event_type) {
+            return Err(ApiError::invalid_body("/type", "an event type has two to ten parts of letters, digits, _ and -, with dots between"));
+        }
+        if data.as_str().len() > MAX_DATA {
+            return Err(ApiError::invalid_body("/data", "data has at most 1 MiB"));
+        }
+        if let Some(known) = self.types.iter().find(|known| known.name == event_type) {
+            known.check(data.as_str())?;
+        }
+        let event = publish_raw(&mut work, caller.project, event_type, data).await?;
+        Ok(Created { location: format!("/public/v1/events/{}", event.id), body: event })
+    }
+
+    /// List events
+    #[oai(path = "/events", method = "get", operation_id = "list_events")]
+    async fn list(
+        &self,
+        caller: Caller,
+        page: PageRequest,
+        /// Only events of this type.
+        r#type: Query<Option<String>>,
+    ) -> Result<Page<Event>, ApiError> {
+        let filters: Vec<_> =
+            r#type.0.map(|event_type| Filter::text("event_type", event_type)).into_iter().collect();
+        Page::fetch(&self.db, page, caller.project, &filters, |row: EventRow| Ok(row.into())).await
+    }
+
+    /// Read an event
+    ///
+    /// With its data whole, also where the webhook had a link in its place.
+    #[oai(path = "/events/:id", method = "get", operation_id = "get_event")]
+    async fn get(&self, caller: Caller, id: Path<EventId>) -> Result<Reply<Event>, ApiError> {
+        let mut reader = self.db.read().await?;
+        let row = fetch_optional!(
+            &mut reader,
+            EventRow,
+            "SELECT id, project_id, event_type, data, created_at FROM events \
+             WHERE project_id = $1 AND id = $2",
+            caller.project,
+            id.0
+        )?;
+        Ok(Reply(row.ok_or_else(|| ApiError::not_found("event"))?.into()))
+    }
+}
+
+/// The query texts of this resource's lists.
+pub fn lists() -> Vec<ListTexts> {
+    vec![
+        page::texts::<EventRow>(&[]),
+        page::texts::<EventRow>(&[Filter::text("event_type", "")]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_event_type;
+
+    #[test]
+    fn an_event_type_is_dotted() {
+        for good in ["order.shipped", "a.b.c", "Order-2.was_shipped"] {
+            assert!(is_event_type(good), "{good}");
+        }
+        for bad in ["", "order", "order.", ".order", "order..x", "order.*", "order.ä", "a b.c", "a.b\n"] {
+            assert!(!is_event_type(bad), "{bad}");
+        }
+    }
+}

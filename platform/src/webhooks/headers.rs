@@ -1,0 +1,218 @@
+//! The headers of a webhook that the platform answers for.
+//!
+//! Everything a receiver verifies, deduplicates or reports with comes from here: the two signatures,
+//! the event, the attempt. Tenants and plugins may add headers, and may replace the content type and
+//! the user agent, but none of the reserved ones: a plugin that could write `webhook-signature` could
+//! pass off as the platform, and one that could write `content-length` could smuggle a request.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::header::{
+    CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT,
+};
+
+use super::signature::{EndpointSecret, botix_signature, standard_signatures};
+
+/// `X-Botix-Event`: the event's type.
+pub const EVENT: HeaderName = HeaderName::from_static("x-botix-event");
+/// `X-Botix-Signature`: hex HMAC-SHA256 of the body.
+pub const SIGNATURE: HeaderName = HeaderName::from_static("x-botix-signature");
+/// `X-Botix-Signature-Previous`: the same with the secret that is being rotated out.
+pub const SIGNATURE_PREVIOUS: HeaderName = HeaderName::from_static("x-botix-signature-previous");
+/// `X-Botix-Request-Id`: stable across the ladder, new for a manual retry.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-botix-request-id");
+/// `X-Delivery-Attempt`: 1 for the first.
+pub const DELIVERY_ATTEMPT: HeaderName = HeaderName::from_static("x-delivery-attempt");
+/// `webhook-id` of Standard Webhooks: the event's id.
+pub const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+/// `webhook-timestamp` of Standard Webhooks: Unix seconds of this attempt.
+pub const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+/// `webhook-signature` of Standard Webhooks: one `v1,…` per valid secret.
+pub const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("BOTIX/", env!("CARGO_PKG_VERSION")));
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// One attempt, as far as its headers tell of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// `evt_…`.
+    pub event_id: &'a str,
+    /// Dotted name of the event's type.
+    pub event_type: &'a str,
+    /// `req_…`.
+    pub request_id: &'a str,
+    /// 1 for the first attempt.
+    pub number: u32,
+    /// When this attempt is sent. Receivers refuse old timestamps, so it is never the event's.
+    pub sent_at: SystemTime,
+}
+
+/// The platform's headers for `attempt`, signed over exactly `body` with `secret` and, while it is
+/// still valid, with the `previous` one. Fails where an id or type cannot stand in a header.
+pub fn headers(
+    attempt: &Attempt<'_>,
+    secret: &EndpointSecret,
+    previous: Option<&EndpointSecret>,
+    body: &[u8],
+) -> Result<HeaderMap, InvalidHeaderValue> {
+    let timestamp = attempt
+        .sent_at
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let standard = standard_signatures(secret, previous, attempt.event_id, timestamp, body);
+
+    let mut headers = HeaderMap::with_capacity(10);
+    headers.insert(CONTENT_TYPE, JSON);
+    headers.insert(USER_AGENT, AGENT);
+    headers.insert(EVENT, attempt.event_type.try_into()?);
+    headers.insert(REQUEST_ID, attempt.request_id.try_into()?);
+    headers.insert(DELIVERY_ATTEMPT, attempt.number.into());
+    headers.insert(SIGNATURE, botix_signature(secret, body).try_into()?);
+    if let Some(previous) = previous {
+        headers.insert(
+            SIGNATURE_PREVIOUS,
+            botix_signature(previous, body).try_into()?,
+        );
+    }
+    headers.insert(WEBHOOK_ID, attempt.event_id.try_into()?);
+    headers.insert(WEBHOOK_TIMESTAMP, timestamp.into());
+    headers.insert(WEBHOOK_SIGNATURE, standard.try_into()?);
+    Ok(headers)
+}
+
+/// Whether `name` is the platform's alone: neither an endpoint nor a plugin may set it.
+pub fn reserved(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    name == DELIVERY_ATTEMPT
+        || text.starts_with("x-botix-")
+        || text.starts_with("webhook-")
+        || frames_the_message(name)
+}
+
+/// Whether `name` says where a message begins and ends or how its connection is used. The sender
+/// alone writes these.
+pub fn frames_the_message(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "content-length"
+            | "expect"
+            | "host"
+            | "http2-settings"
+            | "keep-alive"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn secret(byte: u8) -> EndpointSecret {
+        use base64::Engine;
+        let text = base64::engine::general_purpose::STANDARD.encode([byte; 32]);
+        EndpointSecret::parse(&format!("whsec_{text}")).unwrap()
+    }
+
+    fn attempt(event_type: &str) -> Attempt<'_> {
+        Attempt {
+            event_id: "evt_01JZ0000000000000000000000",
+            event_type,
+            request_id: "req_01JZ0000000000000000000002",
+            number: 3,
+            sent_at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_999),
+        }
+    }
+
+    #[test]
+    fn a_webhook_carries_every_promised_header_and_a_signature_of_its_body() {
+        let secret = secret(1);
+        let headers = headers(&attempt("contact.created"), &secret, None, b"{}").unwrap();
+        let mut seen: Vec<(&str, &str)> = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        seen.sort_unstable();
+        let hex = botix_signature(&secret, b"{}");
+        let standard = standard_signatures(
+            &secret,
+            None,
+            "evt_01JZ0000000000000000000000",
+            1_700_000_000,
+            b"{}",
+        );
+        assert_eq!(
+            seen,
+            [
+                ("content-type", "application/json"),
+                ("user-agent", concat!("BOTIX/", env!("CARGO_PKG_VERSION"))),
+                ("webhook-id", "evt_01JZ0000000000000000000000"),
+                ("webhook-signature", standard.as_str()),
+                ("webhook-timestamp", "1700000000"),
+                ("x-botix-event", "contact.created"),
+                ("x-botix-request-id", "req_01JZ0000000000000000000002"),
+                ("x-botix-signature", hex.as_str()),
+                ("x-delivery-attempt", "3"),
+            ]
+        );
+    }
+
+    #[test]
+    fn during_a_rotation_the_previous_secret_signs_too() {
+        let (new, old) = (secret(1), secret(2));
+        let headers = headers(&attempt("contact.created"), &new, Some(&old), b"{}").unwrap();
+        assert_eq!(headers[SIGNATURE], botix_signature(&new, b"{}").as_str());
+        assert_eq!(
+            headers[SIGNATURE_PREVIOUS],
+            botix_signature(&old, b"{}").as_str()
+        );
+        assert_eq!(
+            headers[WEBHOOK_SIGNATURE]
+                .to_str()
+                .unwrap()
+                .split(' ')
+                .count(),
+            2
+        );
+    }
+
+    #[test]
+    fn a_type_that_would_break_out_of_its_header_is_an_error() {
+        assert!(headers(&attempt("a\r\nx: y"), &secret(1), None, b"{}").is_err());
+    }
+
+    #[test]
+    fn tenants_set_neither_signatures_nor_framing_but_may_set_the_rest() {
+        let is_reserved = |name: &str| reserved(&HeaderName::try_from(name).unwrap());
+        for name in [
+            "Webhook-Signature",
+            "webhook-id",
+            "X-Botix-Signature",
+            "x-botix-anything",
+            "X-Delivery-Attempt",
+            "Content-Length",
+            "Transfer-Encoding",
+            "Host",
+            "Connection",
+        ] {
+            assert!(is_reserved(name), "{name}");
+        }
+        for name in [
+            "authorization",
+            "content-type",
+            "user-agent",
+            "x-api-key",
+            "x-signature",
+        ] {
+            assert!(!is_reserved(name), "{name}");
+        }
+    }
+}
