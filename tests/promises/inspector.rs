@@ -73,12 +73,13 @@ async fn a_bin_takes_bodies_of_any_kind(backend: Backend) {
     let api = server.project("shop").await.api;
     let bin = api.post("/inspector/bins").send().await.expect(201).json();
     let url = bin["url"].as_str().expect("a URL");
+    let large = "x".repeat(65_536);
     let bodies: [&[u8]; 5] = [
         b"",
         b"\0",
         b"\xff\xfe\0\x80",
         b"{\"a\":1.0}",
-        &[b'x'; 65_536],
+        large.as_bytes(),
     ];
     for body in bodies {
         let request = api.anonymous().outside(Method::POST, url);
@@ -91,7 +92,7 @@ async fn a_bin_takes_bodies_of_any_kind(backend: Backend) {
     let id = bin["id"].as_str().expect("an id");
     let requests = api.all(&format!("/inspector/bins/{id}/requests")).await;
     assert_eq!(requests.len(), bodies.len());
-    assert_eq!(requests[0]["body"].as_str().map(str::len), Some(65_536));
+    assert_eq!(requests[0]["body"], large);
     assert_eq!(requests[1]["body"], "{\"a\":1.0}");
 }
 

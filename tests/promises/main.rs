@@ -3,7 +3,7 @@
 //! Every test starts the real `botix` program on a free port with a store of its own and talks HTTP
 //! to it; nothing is mocked and no code of the product is linked in. Faults are made from outside:
 //! a lock held by another database connection, a cut wire, a `kill -9`, a receiver that hangs.
-//! Where a promise concerns the store it runs twice, as `…::sqlite` and `…::postgres`. PostgreSQL
+//! Where a promise concerns the store it runs twice, as `…::sqlite` and `…::postgres`. `PostgreSQL`
 //! comes from `tests/run`, which says where it is in `BOTIX_TEST_POSTGRES_URL`.
 
 mod harness;

@@ -1,6 +1,7 @@
 //! The program: its commands, its configuration, its health, and a demonstration that ends.
 
-use crate::harness::server::{Setup, TestServer, Watched, program};
+use crate::harness::command::{MASTER_KEY, Watched, program};
+use crate::harness::server::{Setup, TestServer};
 use crate::harness::tcp_proxy::Wire;
 use crate::harness::{Backend, eventually, fresh_phone, is_id, on_both_databases};
 use reqwest::Method;
@@ -199,7 +200,7 @@ async fn a_wrong_setting_stops_the_start_with_one_line(backend: Backend) {
             .current_dir(server.folder())
             .env("BOTIX_LISTEN", "127.0.0.1:0")
             .env("BOTIX_DATABASE_URL", &database)
-            .env("BOTIX_MASTER_KEY", crate::harness::server::MASTER_KEY)
+            .env("BOTIX_MASTER_KEY", MASTER_KEY)
             .envs(settings.iter().copied())
             .arg("serve")
             .args(arguments);
@@ -299,11 +300,11 @@ async fn the_embedded_mode_makes_a_master_key_beside_the_database() {
     );
     let made = private_files();
     assert_eq!(made.len(), 1, "one file of a key");
-    let mode = std::fs::metadata(&made[0].0)
+    let permissions = std::fs::metadata(&made[0].0)
         .expect("a file")
         .permissions()
         .mode();
-    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(permissions & 0o777, 0o600);
     assert!(run(create()).await.status.success());
     assert_eq!(private_files(), made, "made once");
 }
@@ -363,7 +364,7 @@ fn demo(folder: &std::path::Path, arguments: &[&str]) -> Watched {
 async fn the_demo_delivers_a_transformed_and_signed_webhook_and_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut demo = demo(folder.path(), &["--once"]);
-    let status = demo.ended_within(Duration::from_secs(60)).await;
+    let status = demo.ended_within(Duration::from_mins(1)).await;
     let output = demo.output();
     assert!(status.success(), "{status}: {output}");
     let shown = output.to_lowercase();

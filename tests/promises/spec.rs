@@ -3,7 +3,8 @@
 
 use crate::harness::Backend;
 use crate::harness::api::{BASE, ERROR_CODES};
-use crate::harness::server::{TestServer, program};
+use crate::harness::command::program;
+use crate::harness::server::TestServer;
 use reqwest::Method;
 use serde_json::{Map, Value};
 
@@ -352,15 +353,15 @@ async fn the_server_serves_the_spec_that_the_program_prints() {
                 .starts_with("application/json")
         );
         // The servers member tells where this one runs; all else is the same.
-        let mut served = answer.json();
+        let mut answered = answer.json();
         let mut printed = spec(version);
-        for document in [&mut served, &mut printed] {
+        for document in [&mut answered, &mut printed] {
             document
                 .as_object_mut()
                 .expect("an object")
                 .remove("servers");
         }
-        assert_eq!(served, printed, "{path}");
+        assert_eq!(answered, printed, "{path}");
     }
 }
 

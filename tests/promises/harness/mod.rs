@@ -1,9 +1,11 @@
 //! What every promise needs: a server, a database, a client, a receiver and a wire that can be cut.
 
 pub mod api;
+pub mod command;
 pub mod postgres;
 pub mod receiver;
 pub mod server;
+pub mod store;
 pub mod tcp_proxy;
 
 use std::time::{Duration, Instant};
@@ -35,7 +37,7 @@ pub(crate) use on_both_databases;
 
 /// How long a test waits for something that should happen before it calls it missing. Generous: it
 /// is no assertion about speed, only the point where waiting on makes no sense.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_mins(1);
 
 const POLL: Duration = Duration::from_millis(25);
 
@@ -71,8 +73,8 @@ pub fn fresh_key() -> String {
 
 /// A fresh ULID in upper case, without a prefix.
 pub fn fresh_ulid() -> String {
-    let mut ulid = String::from("0");
     const CROCKFORD: &[u8] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+    let mut ulid = String::from("0");
     for byte in rand::random::<[u8; 25]>() {
         ulid.push(char::from(CROCKFORD[usize::from(byte % 32)]));
     }

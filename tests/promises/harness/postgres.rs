@@ -1,4 +1,4 @@
-//! A database per test in the PostgreSQL that `tests/run` started, dropped when the test ends.
+//! A database per test in the `PostgreSQL` that `tests/run` started, dropped when the test ends.
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 

@@ -3,6 +3,7 @@
 
 use super::{DEADLINE, eventually};
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -272,10 +273,10 @@ async fn answer(stream: &mut BufReader<TcpStream>, reply: Reply) -> bool {
             tokio::time::sleep(delay).await;
             let mut head = format!("HTTP/1.1 {status} Scripted\r\n");
             for (name, value) in headers {
-                head.push_str(&format!("{name}: {value}\r\n"));
+                let _ = write!(head, "{name}: {value}\r\n");
             }
             if status != 204 && status != 304 {
-                head.push_str(&format!("content-length: {}\r\n", body.len()));
+                let _ = write!(head, "content-length: {}\r\n", body.len());
             }
             head.push_str("\r\n");
             let mut bytes = head.into_bytes();

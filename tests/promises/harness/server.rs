@@ -1,34 +1,16 @@
 //! The real program as a child process, on a free port, with a store of its own.
 
 use super::api::Api;
+use super::command::{MASTER_KEY, program};
 use super::postgres::Database;
 use super::tcp_proxy::TcpProxy;
 use super::{Backend, eventually};
 use serde_json::Value;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
-
-/// 32 bytes, base64; fixed, so that a restart reads what the first start wrote.
-pub const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_botix");
-
-/// The program with a clean environment: what the developer has exported must not reach it.
-pub fn program() -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.env_clear();
-    for kept in ["PATH", "HOME", "TMPDIR", "RUST_BACKTRACE"] {
-        if let Some(value) = std::env::var_os(kept) {
-            command.env(kept, value);
-        }
-    }
-    command
-}
 
 /// A store with settings, before a server runs on it.
 pub struct Setup {
@@ -70,7 +52,7 @@ impl Setup {
         self
     }
 
-    /// Leads the server to PostgreSQL over a wire that can be cut.
+    /// Leads the server to `PostgreSQL` over a wire that can be cut.
     pub async fn over_a_wire(self) -> (Self, TcpProxy) {
         let database = self.database.as_ref().expect("a wire is for PostgreSQL");
         let proxy = TcpProxy::start(database.address()).await;
@@ -96,7 +78,7 @@ pub struct TestServer {
     pub backend: Backend,
     pub port: u16,
     folder: TempDir,
-    database: Option<Database>,
+    pub(super) database: Option<Database>,
     env: Vec<(String, String)>,
     child: Option<Child>,
 }
@@ -200,12 +182,11 @@ impl TestServer {
 
     pub async fn ended(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("a running server");
-        let status = eventually("the server ends", || {
+        eventually("the server ends", || {
             let status = child.try_wait().expect("a child");
             async move { status }
         })
-        .await;
-        status
+        .await
     }
 
     /// SIGTERM, and waits for a clean end.
@@ -275,55 +256,6 @@ impl TestServer {
         )
     }
 
-    /// Runs a statement on the store, past the server.
-    pub async fn execute(&self, postgres: &str, sqlite: &str) {
-        let mut outside = self.outside().await;
-        outside
-            .execute(match self.backend {
-                Backend::Postgres => postgres,
-                Backend::Sqlite => sqlite,
-            })
-            .await;
-    }
-
-    /// Holds what every write of a contact needs, until it is released: PostgreSQL lets the handler
-    /// run up to the table, SQLite up to the transaction.
-    pub async fn block_contact_writes(&self) -> Outside {
-        let mut outside = self.outside().await;
-        match self.backend {
-            Backend::Postgres => {
-                outside.execute("BEGIN").await;
-                outside
-                    .execute("LOCK TABLE contacts IN ACCESS EXCLUSIVE MODE")
-                    .await;
-            }
-            Backend::Sqlite => outside.execute("BEGIN IMMEDIATE").await,
-        }
-        outside
-    }
-
-    async fn outside(&self) -> Outside {
-        match &self.database {
-            Some(database) => Outside::Postgres(
-                PgConnection::connect(&database.url(None))
-                    .await
-                    .expect("a connection"),
-            ),
-            None => {
-                let path = self.folder.path().join("botix.db");
-                let mut connection =
-                    SqliteConnection::connect(&format!("sqlite:{}", path.display()))
-                        .await
-                        .expect("a connection");
-                connection
-                    .execute("PRAGMA busy_timeout = 30000")
-                    .await
-                    .expect("a pragma");
-                Outside::Sqlite(connection)
-            }
-        }
-    }
-
     fn stderr_path(&self) -> PathBuf {
         self.folder.path().join("stderr.log")
     }
@@ -344,20 +276,6 @@ impl TestServer {
             .find(|(known, _)| known == name)
             .unwrap_or_else(|| panic!("{name} is set"));
         value
-    }
-
-    /// All that the store holds, as bytes to search in.
-    pub async fn stored_bytes(&self) -> Vec<u8> {
-        match self.outside().await {
-            Outside::Sqlite(mut connection) => {
-                connection
-                    .execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    .await
-                    .expect("a checkpoint");
-                fs::read(self.folder.path().join("botix.db")).expect("the database")
-            }
-            Outside::Postgres(mut connection) => postgres_bytes(&mut connection).await,
-        }
     }
 
     /// A file in the server's folder.
@@ -387,99 +305,6 @@ impl Drop for SecondProcess {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// A connection to the store beside the server's own.
-pub enum Outside {
-    Postgres(PgConnection),
-    Sqlite(SqliteConnection),
-}
-
-impl Outside {
-    pub async fn execute(&mut self, statement: &str) {
-        let text = AssertSqlSafe(statement.to_owned());
-        let done = match self {
-            Self::Postgres(connection) => connection.execute(text).await.map(drop),
-            Self::Sqlite(connection) => connection.execute(text).await.map(drop),
-        };
-        done.unwrap_or_else(|error| panic!("{statement}: {error}"));
-    }
-
-    /// Lets go of what it holds, changing nothing.
-    pub async fn release(mut self) {
-        self.execute("ROLLBACK").await;
-    }
-}
-
-/// A program that is not a server of a store: its output is watched line by line.
-pub struct Watched {
-    child: Child,
-    output: PathBuf,
-}
-
-impl Watched {
-    pub fn start(mut command: Command, output: PathBuf) -> Self {
-        let file = File::create(&output).expect("a file for the output");
-        let child = command
-            .stdin(Stdio::null())
-            .stderr(file.try_clone().expect("a second handle"))
-            .stdout(file)
-            .spawn()
-            .expect("the program starts");
-        Self { child, output }
-    }
-
-    pub fn output(&self) -> String {
-        fs::read_to_string(&self.output).unwrap_or_default()
-    }
-
-    pub async fn ended_within(&mut self, deadline: Duration) -> ExitStatus {
-        super::eventually_within(deadline, "the program ends", || {
-            let status = self.child.try_wait().expect("a child");
-            async move { status }
-        })
-        .await
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- output of the program\n{}---", self.output());
-        }
-    }
-}
-
-/// Every table as JSON and, for what is binary, as the text behind its hexadecimal form.
-async fn postgres_bytes(connection: &mut PgConnection) -> Vec<u8> {
-    let tables: Vec<String> = sqlx::query_scalar(
-        "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables \
-         WHERE schemaname NOT IN ('pg_catalog', 'information_schema')",
-    )
-    .fetch_all(&mut *connection)
-    .await
-    .expect("the tables");
-    let mut bytes = Vec::new();
-    for table in tables {
-        let rows =
-            format!("SELECT coalesce(string_agg(row_to_json(t)::text, E'\\n'), '') FROM {table} t");
-        let rows: String = sqlx::query_scalar(AssertSqlSafe(rows))
-            .fetch_one(&mut *connection)
-            .await
-            .expect("the rows");
-        for (at, _) in rows.match_indices("\\x") {
-            let digits: Vec<u32> = rows[at + 2..]
-                .chars()
-                .map_while(|c| c.to_digit(16))
-                .collect();
-            let pairs = digits.chunks_exact(2).map(|pair| pair[0] * 16 + pair[1]);
-            bytes.extend(pairs.map(|byte| u8::try_from(byte).expect("a byte")));
-        }
-        bytes.extend(rows.into_bytes());
-    }
-    bytes
 }
 
 fn text(value: &Value, member: &str) -> String {

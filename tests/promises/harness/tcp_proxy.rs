@@ -1,5 +1,5 @@
 //! A wire that a test can cut: in front of the server (an answer that never arrives) or between the
-//! server and PostgreSQL (a store out of reach).
+//! server and `PostgreSQL` (a store out of reach).
 
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -14,7 +14,7 @@ on_both_databases!(
 );
 
 /// A key may be held for as long as a lease, never longer.
-const LEASE: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_mins(1);
 
 /// Retries as a client would: while the key is in progress it asks again.
 async fn retried(request: &Request) -> Answer {

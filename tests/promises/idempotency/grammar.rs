@@ -105,20 +105,20 @@ async fn a_key_is_one_uuid_v4_or_one_ulid(backend: Backend) {
 async fn anything_else_is_no_key(backend: Backend) {
     let server = TestServer::start(backend, &[]).await;
     let api = server.project("shop").await.api;
-    let uuid = fresh_key();
+    let key = fresh_key();
     let ulid = fresh_ulid();
     let no_keys: Vec<Vec<u8>> = [
         String::new(),
         "abc".to_owned(),
         "1".to_owned(),
         "\"\"".to_owned(),
-        format!("{{{uuid}}}"),
-        format!("urn:uuid:{uuid}"),
-        uuid.replace('-', ""),
-        format!("{}{}", &uuid[..8], &uuid[9..]),
-        format!("{uuid}0"),
-        format!("x{uuid}"),
-        uuid[1..].to_owned(),
+        format!("{{{key}}}"),
+        format!("urn:uuid:{key}"),
+        key.replace('-', ""),
+        format!("{}{}", &key[..8], &key[9..]),
+        format!("{key}0"),
+        format!("x{key}"),
+        key[1..].to_owned(),
         // Other versions, the nil and the max UUID, other variants.
         "0190b8f0-7b9c-7000-8000-000000000001".to_owned(),
         "6ba7b810-9dad-11d1-80b4-00c04fd430c8".to_owned(),
@@ -138,17 +138,17 @@ async fn anything_else_is_no_key(backend: Backend) {
         format!("0U{}", &ulid[2..]),
         format!("0-{}", &ulid[2..]),
         // Not quite an RFC 8941 string.
-        format!("\"{uuid}"),
-        format!("{uuid}\""),
-        format!("'{uuid}'"),
-        format!("\"\"{uuid}\"\""),
-        format!("\"{uuid}\";a=1"),
-        format!("\" {uuid}\""),
-        format!(":{uuid}:"),
+        format!("\"{key}"),
+        format!("{key}\""),
+        format!("'{key}'"),
+        format!("\"\"{key}\"\""),
+        format!("\"{key}\";a=1"),
+        format!("\" {key}\""),
+        format!(":{key}:"),
         // More than one.
-        format!("{uuid}, {}", fresh_key()),
-        format!("\"{uuid}\", \"{}\"", fresh_key()),
-        format!("{uuid} {uuid}"),
+        format!("{key}, {}", fresh_key()),
+        format!("\"{key}\", \"{}\"", fresh_key()),
+        format!("{key} {key}"),
         "k".repeat(8_000),
     ]
     .into_iter()
@@ -156,19 +156,24 @@ async fn anything_else_is_no_key(backend: Backend) {
     .chain([b"\xc3\xa9".to_vec(), b"\xff".to_vec()])
     .collect();
     let body = json!({"phone": fresh_phone()});
-    for key in no_keys {
-        let answer = api.post("/contacts").raw_key(&key).json(&body).send().await;
-        let shown = String::from_utf8_lossy(&key).into_owned();
+    for no_key in no_keys {
+        let answer = api
+            .post("/contacts")
+            .raw_key(&no_key)
+            .json(&body)
+            .send()
+            .await;
+        let shown = String::from_utf8_lossy(&no_key).into_owned();
         assert_eq!(
             answer.code().as_deref(),
             Some("IDEMPOTENCY_KEY_INVALID"),
             "{shown}"
         );
     }
-    for second in [uuid.clone(), fresh_key()] {
+    for second in [key.clone(), fresh_key()] {
         let repeated = api
             .post("/contacts")
-            .key(&uuid)
+            .key(&key)
             .header("idempotency-key", &second)
             .json(&body);
         repeated.send().await.problem("IDEMPOTENCY_KEY_INVALID");

@@ -74,10 +74,10 @@ async fn a_contact_announces_each_change(backend: Backend) {
         .expect(201)
         .json();
     let path = format!("/contacts/{}", created["id"].as_str().expect("an id"));
-    let patch = json!({"name": "Grace"});
+    let change = json!({"name": "Grace"});
     let updated = api
         .patch(&path)
-        .json(&patch)
+        .json(&change)
         .send()
         .await
         .expect(200)

@@ -113,9 +113,9 @@ async fn an_endpoint_is_changed_and_deleted(backend: Backend) {
         "/webhook-endpoints/{}",
         created["id"].as_str().expect("an id")
     );
-    let patch = async |body: Value| api.patch(&path).json(&body).send().await.expect(200).json();
+    let change = async |body: Value| api.patch(&path).json(&body).send().await.expect(200).json();
 
-    let unchanged = patch(json!({})).await;
+    let unchanged = change(json!({})).await;
     for member in [
         "url",
         "description",
@@ -126,12 +126,12 @@ async fn an_endpoint_is_changed_and_deleted(backend: Backend) {
     ] {
         assert_eq!(unchanged[member], created[member], "{member}");
     }
-    let changed = patch(json!({"url": "https://example.com/b", "description": null})).await;
+    let changed = change(json!({"url": "https://example.com/b", "description": null})).await;
     assert_eq!(changed["url"], "https://example.com/b");
     assert_eq!(changed["description"], Value::Null);
     assert_eq!(changed["event_types"], json!(["a.b"]));
     let changed =
-        patch(json!({"event_types": null, "headers": {"X-A": "b"}, "enabled": false})).await;
+        change(json!({"event_types": null, "headers": {"X-A": "b"}, "enabled": false})).await;
     assert_eq!(changed["event_types"], json!(["*"]));
     assert_eq!(changed["headers"], json!({"X-A": "b"}));
     assert_eq!(changed["enabled"], false);

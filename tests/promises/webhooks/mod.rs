@@ -7,6 +7,7 @@ mod endpoints;
 mod events;
 mod faults;
 mod ladder;
+mod outcomes;
 mod targets;
 
 use crate::harness::api::{Answer, Api};
@@ -17,6 +18,7 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
+use std::fmt::Write as _;
 
 /// Short steps, for tests that climb the whole ladder.
 pub const SHORT_LADDER: (&str, &str) = ("BOTIX_WEBHOOKS__LADDER", "1s,1s,1s,1s");
@@ -70,7 +72,10 @@ pub fn hmac_sha256(secret: &str, message: &[u8]) -> Vec<u8> {
 }
 
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Verifies both signatures as a receiver would, from what arrived and the secret alone.
