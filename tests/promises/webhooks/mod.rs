@@ -143,3 +143,12 @@ pub fn numbers(requests: &[Received]) -> Vec<&str> {
         .map(|request| request.header("x-delivery-attempt"))
         .collect()
 }
+
+/// Asserts that an object has at least the published members.
+#[track_caller]
+pub fn has_members(value: &Value, members: &[&str]) {
+    let object = value.as_object().expect("an object");
+    for member in members {
+        assert!(object.contains_key(*member), "{member} in {value}");
+    }
+}
