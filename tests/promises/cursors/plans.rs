@@ -1,0 +1,55 @@
+//! The cost of a page does not depend on its position: what the databases say they would do. The
+//! program prints the texts of its own list queries with their plans on the configured database.
+
+use super::contacts;
+use crate::harness::server::TestServer;
+use crate::harness::{Backend, on_both_databases};
+
+on_both_databases!(every_page_of_every_list_uses_its_index);
+
+async fn every_page_of_every_list_uses_its_index(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let api = server.project("shop").await.api;
+    contacts(&api, 30).await;
+    let lists = server.run_json(&["explain-lists"]).await;
+    let lists = lists.as_array().expect("a list of plans");
+    for page in ["first", "next"] {
+        assert!(
+            lists
+                .iter()
+                .any(|row| row["list"] == "contacts" && row["page"] == page),
+            "the {page} page of contacts"
+        );
+    }
+    for row in lists {
+        let plan = match &row["plan"] {
+            serde_json::Value::String(text) => text.clone(),
+            other => serde_json::to_string_pretty(other).expect("JSON"),
+        };
+        let shown = format!(
+            "{} ({} page): {}\n{plan}",
+            row["list"], row["page"], row["sql"]
+        );
+        match backend {
+            Backend::Sqlite => {
+                let indexed = plan.contains("USING INDEX") || plan.contains("USING COVERING INDEX");
+                assert!(indexed, "{shown}");
+                for costly in ["SCAN ", "USE TEMP B-TREE", "AUTOMATIC"] {
+                    assert!(!plan.contains(costly), "{costly}: {shown}");
+                }
+            }
+            Backend::Postgres => {
+                let indexed = plan.contains("Index Scan") || plan.contains("Index Only Scan");
+                assert!(indexed && plan.contains("Index Cond"), "{shown}");
+                for costly in ["Sort", "Seq Scan", "Bitmap"] {
+                    assert!(!plan.contains(costly), "{costly}: {shown}");
+                }
+            }
+        }
+        if row["page"] == "next" {
+            let sql = row["sql"].as_str().expect("the text");
+            let row_value = sql.contains("(created_at, id) <") || sql.contains("created_at, ");
+            assert!(row_value, "a row-value comparison: {shown}");
+        }
+    }
+}

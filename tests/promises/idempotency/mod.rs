@@ -1,0 +1,37 @@
+//! Safe retries: one key, one execution, one answer, whatever fails in between.
+
+mod crash;
+mod grammar;
+mod parallel;
+mod replay;
+mod store;
+
+use crate::harness::api::Api;
+use serde_json::Value;
+
+/// Asserts that rows, counter and `contact.created` events agree, and gives the ids of the rows.
+pub async fn whole_contacts(api: &Api) -> Vec<String> {
+    let rows = api.all("/contacts").await;
+    let ids: Vec<_> = rows.iter().map(|row| text(row, "id")).collect();
+    let count = api.get("/contacts/count").send().await.expect(200).json();
+    assert_eq!(count["count"], ids.len(), "the counter and the rows");
+    let mut announced: Vec<_> = api
+        .all("/events")
+        .await
+        .iter()
+        .filter(|event| event["type"] == "contact.created")
+        .map(|event| text(&event["data"], "id"))
+        .collect();
+    announced.sort();
+    let mut sorted = ids.clone();
+    sorted.sort();
+    assert_eq!(announced, sorted, "the events and the rows");
+    ids
+}
+
+pub fn text(value: &Value, member: &str) -> String {
+    value[member]
+        .as_str()
+        .unwrap_or_else(|| panic!("{member} in {value}"))
+        .to_owned()
+}

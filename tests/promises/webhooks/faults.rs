@@ -1,0 +1,154 @@
+//! Crashes, hanging receivers and several processes: nothing lost, nothing twice on record.
+
+use super::{SHORT_LADDER, attempts_of, delivery_in, endpoint, endpoint_at, publish};
+use crate::harness::api::Api;
+use crate::harness::receiver::{Receiver, Reply};
+use crate::harness::server::TestServer;
+use crate::harness::{Backend, eventually, fresh_phone, on_both_databases};
+use serde_json::json;
+use std::collections::HashSet;
+use std::time::Duration;
+
+on_both_databases!(
+    a_kill_during_a_hanging_send_delivers_after_the_restart,
+    kills_under_load_lose_no_webhook,
+    a_hanging_endpoint_does_not_delay_another,
+    a_worker_of_its_own_delivers_what_an_api_node_accepted,
+    a_stop_finishes_the_delivery_in_flight,
+);
+
+/// Each delivery has every number from one to its last exactly once.
+async fn numbers_are_whole(api: &Api) {
+    for delivery in api.all("/webhook-deliveries").await {
+        let attempts = attempts_of(api, &delivery).await;
+        let numbers: Vec<_> = attempts
+            .iter()
+            .map(|attempt| attempt["number"].as_u64())
+            .collect();
+        let whole: Vec<_> = (1..=attempts.len() as u64).map(Some).collect();
+        assert_eq!(numbers, whole, "{delivery}");
+        assert_eq!(delivery["attempts"], attempts.len(), "{delivery}");
+    }
+}
+
+async fn a_kill_during_a_hanging_send_delivers_after_the_restart(backend: Backend) {
+    let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::Hang]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    server.kill9();
+    server.restart().await;
+    let requests = receiver.wait_for("/hook", 2).await;
+    assert_eq!(requests[0].body, requests[1].body);
+    assert_eq!(requests[1].header("webhook-id"), event);
+    delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    numbers_are_whole(&api).await;
+}
+
+async fn kills_under_load_lose_no_webhook(backend: Backend) {
+    const ROUNDS: usize = 4;
+    let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.always("/hook", Reply::status(200).after(Duration::from_millis(20)));
+    receiver.script("/hook", vec![Reply::status(500); 10]);
+    endpoint_at(&api, &receiver.url("/hook")).await;
+    let mut accepted = HashSet::new();
+    for _ in 0..ROUNDS {
+        let before = receiver.requests().len();
+        let publishing = (0..20).map(|_| {
+            let body = json!({"phone": fresh_phone()});
+            api.post("/contacts").json(&body).send()
+        });
+        for answer in futures::future::join_all(publishing).await {
+            accepted.insert(answer.expect(201).member("id"));
+        }
+        let some = before + rand::random::<u32>() as usize % 10 + 1;
+        receiver.wait_for("/hook", some).await;
+        server.kill9();
+        server.restart().await;
+    }
+    eventually("every delivery is settled", async || {
+        let delivered = api.all("/webhook-deliveries?state=delivered").await;
+        (delivered.len() == accepted.len()).then_some(())
+    })
+    .await;
+    let requests = receiver.requests();
+    let contact = |request: &crate::harness::receiver::Received| {
+        request.json()["data"]["id"]
+            .as_str()
+            .expect("an id")
+            .to_owned()
+    };
+    let arrived: HashSet<_> = requests.iter().map(contact).collect();
+    assert_eq!(arrived, accepted);
+    numbers_are_whole(&api).await;
+}
+
+async fn a_hanging_endpoint_does_not_delay_another(backend: Backend) {
+    let limit = [("BOTIX_WEBHOOKS__ENDPOINT_CONCURRENCY", "2")];
+    let server = TestServer::start(backend, &limit).await;
+    let receiver = Receiver::start().await;
+    let slow = server.project("slow").await.api;
+    let quick = server.project("quick").await.api;
+    receiver.always("/slow", Reply::Hang);
+    let hanging = endpoint(&slow, json!({"url": receiver.url("/slow")})).await;
+    endpoint_at(&quick, &receiver.url("/quick")).await;
+    for _ in 0..50 {
+        publish(&slow, "order.paid", json!({})).await;
+    }
+    receiver.wait_for("/slow", 2).await;
+    for _ in 0..20 {
+        publish(&quick, "order.paid", json!({})).await;
+    }
+    // All of it arrives while the other still hangs: no request of its fifty has been settled.
+    receiver.wait_for("/quick", 20).await;
+    assert_eq!(slow.all("/webhook-attempts").await.len(), 0);
+    assert_eq!(
+        receiver.requests_to("/slow").len(),
+        2,
+        "as many at a time as the setting says"
+    );
+    slow.delete(&format!("/webhook-endpoints/{}", hanging.id))
+        .send()
+        .await
+        .expect(204);
+}
+
+async fn a_worker_of_its_own_delivers_what_an_api_node_accepted(backend: Backend) {
+    let mut server = TestServer::start(backend, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    server.stop().await;
+    server.restart_with(&["--roles", "api"]).await;
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    let rows = api.all("/webhook-deliveries").await;
+    assert_eq!(rows[0]["state"], "pending");
+    assert_eq!(receiver.requests().len(), 0);
+    let _worker = server.second_process(&["--roles", "worker"]);
+    receiver.wait_for("/hook", 1).await;
+    delivery_in(&api, &event, &endpoint.id, "delivered").await;
+}
+
+async fn a_stop_finishes_the_delivery_in_flight(backend: Backend) {
+    let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(200).after(Duration::from_secs(2))]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    server.stop().await;
+    server.restart().await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
+    assert_eq!(
+        receiver.requests().len(),
+        1,
+        "sent once, settled before the end"
+    );
+}
