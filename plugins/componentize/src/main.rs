@@ -1,7 +1,3 @@
-<<<<<<< HEAD
-//! c
-fn main() {}
-=======
 //! The last step of a guest build: wraps a core module, in which wit-bindgen has embedded its
 //! world, as a component. It validates what it makes and prints what the component imports and
 //! exports, so that an import the platform would refuse is seen at build time.
@@ -66,4 +62,3 @@ fn surface(component: &[u8]) -> Result<Vec<String>, Box<dyn Error>> {
         .map(|(kind, key)| format!("{kind} {}", resolve.name_world_key(key)))
         .collect())
 }
->>>>>>> guest
