@@ -19,6 +19,7 @@ use crate::{
         layer::Contract,
         page::{ListTexts, PublicUrl},
         request_id::RequestIds,
+        routes::Routes,
         spec::{self, Version},
     },
     db::{Db, OpenError, Sealer, Timestamp},
@@ -331,6 +332,7 @@ impl App {
         let contract = Contract {
             db: db.clone(),
             idempotency: self.idempotency.clone(),
+            routes: Routes::of(&service.spec()),
         };
         let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec(), &modern);

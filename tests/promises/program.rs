@@ -4,6 +4,7 @@ use crate::harness::command::{MASTER_KEY, Watched, program};
 use crate::harness::server::{Setup, TestServer};
 use crate::harness::tcp_proxy::Wire;
 use crate::harness::{Backend, eventually, fresh_phone, is_id, on_both_databases};
+use crate::idempotency::begin;
 use reqwest::Method;
 use serde_json::json;
 use std::os::unix::fs::PermissionsExt;
@@ -168,12 +169,7 @@ async fn a_stop_finishes_the_request_in_flight(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let running = tokio::spawn(request.clone().send());
-    eventually("the handler runs", async || {
-        let second = request.clone().send().await;
-        (second.code().as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
+    let running = begin(&request).await;
     server.terminate();
     eventually("it takes nothing new", async || {
         let new = tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await;
@@ -181,7 +177,11 @@ async fn a_stop_finishes_the_request_in_flight(backend: Backend) {
     })
     .await;
     lock.release().await;
-    let answer = running.await.expect("an answer").expect(201);
+    let answer = running
+        .await
+        .expect("a client")
+        .expect("an answer")
+        .expect(201);
     assert!(server.ended().await.success());
     server.restart().await;
     let again = request.send().await.expect(201);

@@ -144,6 +144,7 @@ pub struct ApiError {
     detail: Cow<'static, str>,
     errors: Vec<FieldError>,
     retry_after: Option<u64>,
+    allow: Option<String>,
     cause: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -160,8 +161,19 @@ impl ApiError {
             detail: detail.into(),
             errors: Vec::new(),
             retry_after,
+            allow: None,
             cause: None,
         }
+    }
+
+    /// `METHOD_NOT_ALLOWED`, naming the methods that are.
+    pub fn method_not_allowed(allow: impl Into<String>) -> Self {
+        let mut error = Self::new(
+            Code::MethodNotAllowed,
+            "This path does not take this method.",
+        );
+        error.allow = Some(allow.into());
+        error
     }
 
     /// `NOT_FOUND` for a thing of this kind.
@@ -277,6 +289,9 @@ impl ResponseError for ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert("retry-after", seconds.into());
         }
+        if let Some(allow) = self.allow.as_ref().and_then(|allow| allow.parse().ok()) {
+            response.headers_mut().insert("allow", allow);
+        }
         if self.code == Code::Unauthenticated {
             response.headers_mut().insert(
                 "www-authenticate",
@@ -329,10 +344,8 @@ pub fn from_poem(error: poem::Error) -> ApiError {
         return ApiError::new(Code::NotFound, "There is nothing at this path.");
     }
     if error.is::<MethodNotAllowedError>() {
-        return ApiError::new(
-            Code::MethodNotAllowed,
-            "This path does not take this method.",
-        );
+        // Outside of the public API, whose layer knows better, every path is only read.
+        return ApiError::method_not_allowed("GET");
     }
     if let Some(error) = error.downcast_ref::<ParseParamError>() {
         return match error.name {
@@ -359,10 +372,7 @@ pub fn from_poem(error: poem::Error) -> ApiError {
     }
     match error.status().as_u16() {
         404 => ApiError::new(Code::NotFound, "There is nothing at this path."),
-        405 => ApiError::new(
-            Code::MethodNotAllowed,
-            "This path does not take this method.",
-        ),
+        405 => ApiError::method_not_allowed("GET"),
         413 => ApiError::new(Code::PayloadTooLarge, Code::PayloadTooLarge.about()),
         415 => ApiError::new(Code::UnsupportedMediaType, error.to_string()),
         400..500 => ApiError::invalid_body("", error.to_string()),

@@ -3,19 +3,24 @@
 //! Order: authentication, scope, then for a mutation the form of its key, the size of its body and
 //! its idempotent execution. Nothing below this layer can be reached around it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use poem::{Body, Endpoint, Middleware, Request, Response, http::Method};
+use futures::{Stream, StreamExt as _};
+use poem::{Endpoint, Middleware, Request, Response, http::Method};
 
 use crate::{
     contract::{
         ApiError, Code, auth,
         idempotency::{Asked, Idempotency, Key, fingerprint},
+        routes::Routes,
     },
-    db::Db,
+    db::{self, Db},
 };
 
 const MIB: usize = 1 << 20;
+
+/// How long a read may take.
+const READ_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The largest body an operation takes, in bytes.
 fn body_limit(path: &str) -> usize {
@@ -36,6 +41,8 @@ pub struct Contract {
     pub db: Db,
     /// What executes mutations.
     pub idempotency: Idempotency,
+    /// Which methods each path takes.
+    pub routes: Routes,
 }
 
 impl<E: Endpoint + 'static> Middleware<E> for Contract {
@@ -45,6 +52,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
         ContractEndpoint {
             db: self.db.clone(),
             idempotency: self.idempotency.clone(),
+            routes: self.routes.clone(),
             inner: Arc::new(inner),
         }
     }
@@ -55,6 +63,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
 pub struct ContractEndpoint<E> {
     db: Db,
     idempotency: Idempotency,
+    routes: Routes,
     inner: Arc<E>,
 }
 
@@ -62,40 +71,94 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
     type Output = Response;
 
     async fn call(&self, mut request: Request) -> poem::Result<Response> {
+        match self.admit(&mut request).await {
+            Ok(Admitted::Read) => {
+                let reading = self.inner.get_response_result(request);
+                db::within(READ_PATIENCE, reading)
+                    .await
+                    .map_err(ApiError::from)?
+            }
+            Ok(Admitted::Mutation(asked, body)) => Ok(self
+                .idempotency
+                .execute(self.inner.clone(), asked, request, body)
+                .await?),
+            Err(error) => {
+                // A body left unread would reset the connection before the client sees the answer.
+                discard(request.take_body().into_bytes_stream()).await;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+enum Admitted {
+    Read,
+    Mutation(Asked, bytes::Bytes),
+}
+
+impl<E> ContractEndpoint<E> {
+    async fn admit(&self, request: &mut Request) -> Result<Admitted, ApiError> {
         let mutates = is_mutation(request.method());
-        let caller = auth::authenticate(&self.db, request.headers())
-            .await
-            .map_err(|error| {
-                if mutates {
-                    error.as_idempotency_unavailable()
-                } else {
-                    error
-                }
-            })?;
+        let caller = db::within(
+            db::PATIENCE,
+            auth::authenticate(&self.db, request.headers()),
+        )
+        .await
+        .map_err(ApiError::from)
+        .flatten()
+        .map_err(|error| {
+            if mutates {
+                error.as_idempotency_unavailable()
+            } else {
+                error
+            }
+        })?;
         caller.require(request.method(), request.uri().path())?;
         let project = caller.project;
         request.extensions_mut().insert(caller);
-        if !mutates {
-            return self.inner.get_response_result(request).await;
+        let key = mutates
+            .then(|| Key::from_headers(request.headers()))
+            .transpose()?;
+        if let Some(allow) = self
+            .routes
+            .instead_of(request.method(), request.uri().path())
+        {
+            return Err(ApiError::method_not_allowed(allow));
         }
-        let key = Key::from_headers(request.headers())?;
-        let body = read_body(&mut request).await?;
+        let Some(key) = key else {
+            return Ok(Admitted::Read);
+        };
+        let body = read_body(request).await?;
         let fingerprint = fingerprint(
             request.method(),
             request.original_uri(),
             request.headers().get("content-type").map(AsRef::as_ref),
             &body,
         );
-        let asked = Asked {
-            project,
-            key,
-            fingerprint,
-        };
-        Ok(self
-            .idempotency
-            .execute(self.inner.clone(), asked, request, body)
-            .await?)
+        Ok(Admitted::Mutation(
+            Asked {
+                project,
+                key,
+                fingerprint,
+            },
+            body,
+        ))
     }
+}
+
+/// Reads what is left of a refused request's body, within bounds.
+async fn discard<E>(mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin) {
+    let mut left = 8 * MIB;
+    let reading = async {
+        while let Some(Ok(chunk)) = chunks.next().await {
+            left = left.saturating_sub(chunk.len());
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    // Whoever sends slower than this gets the reset.
+    let _ = tokio::time::timeout(Duration::from_secs(2), reading).await;
 }
 
 fn is_mutation(method: &Method) -> bool {
@@ -120,15 +183,19 @@ async fn read_body(request: &mut Request) -> Result<bytes::Bytes, ApiError> {
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
-    let body: Body = request.take_body();
-    match body.into_bytes_limit(limit).await {
-        Ok(bytes) => Ok(bytes),
-        Err(poem::error::ReadBodyError::PayloadTooLarge) => Err(too_large()),
-        Err(error) => Err(ApiError::invalid_body(
-            "",
-            format!("the body did not arrive whole: {error}"),
-        )),
+    let mut chunks = request.take_body().into_bytes_stream();
+    let mut body = bytes::BytesMut::with_capacity(announced.unwrap_or(0));
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| {
+            ApiError::invalid_body("", format!("the body did not arrive whole: {error}"))
+        })?;
+        if body.len() + chunk.len() > limit {
+            discard(chunks).await;
+            return Err(too_large());
+        }
+        body.extend_from_slice(&chunk);
     }
+    Ok(body.freeze())
 }
 
 trait Passing: Endpoint {

@@ -13,6 +13,7 @@ pub mod layer;
 pub mod page;
 pub mod payload;
 pub mod request_id;
+pub mod routes;
 pub mod spec;
 pub mod text;
 

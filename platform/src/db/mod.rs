@@ -32,7 +32,7 @@ pub use timestamp::Timestamp;
 use crate::config::Config;
 
 /// How long a statement waits for a connection or a lock before the store counts as out of reach.
-const STORE_PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The database of this process.
 #[derive(Clone, Debug)]
@@ -138,7 +138,7 @@ impl Db {
         let pool = PgPoolOptions::new()
             .max_connections(config.database_connections)
             .min_connections(2)
-            .acquire_timeout(STORE_PATIENCE)
+            .acquire_timeout(PATIENCE)
             .test_before_acquire(false)
             .connect_with(options)
             .await?;
@@ -158,12 +158,12 @@ impl Db {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
-            .busy_timeout(STORE_PATIENCE)
+            .busy_timeout(PATIENCE)
             .pragma("cache_size", "-65536")
             .pragma("temp_store", "memory");
         let writer = SqlitePoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(STORE_PATIENCE)
+            .acquire_timeout(PATIENCE)
             .test_before_acquire(false)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -171,7 +171,7 @@ impl Db {
             .await?;
         let readers = SqlitePoolOptions::new()
             .max_connections(readers.clamp(2, 8))
-            .acquire_timeout(STORE_PATIENCE)
+            .acquire_timeout(PATIENCE)
             .test_before_acquire(false)
             .connect_with(options.pragma("query_only", "on"))
             .await?;
@@ -255,6 +255,15 @@ impl Tx {
             Self::Sqlite(_) => Ok(true),
         }
     }
+}
+
+/// Waits for work on the store, at most so long; later it counts as out of reach.
+///
+/// A connection over a dead wire says nothing: without a bound its user would wait for ever.
+pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> sqlx::Result<T> {
+    tokio::time::timeout(patience, work)
+        .await
+        .map_err(|_| sqlx::Error::PoolTimedOut)
 }
 
 /// Whether an error means that the store is out of reach, rather than that a statement is wrong.

@@ -53,7 +53,7 @@ pub struct InspectedRequest {
     pub id: RequestId,
     /// The method.
     pub method: String,
-    /// The path below the bin; empty for the bin itself.
+    /// The path, from the root of the server.
     pub path: String,
     /// The query string.
     #[schemars(required)]
@@ -263,7 +263,7 @@ impl Endpoint for Receive {
 
     async fn call(&self, mut request: Request) -> poem::Result<Response> {
         let path = request.uri().path().trim_start_matches('/').to_owned();
-        let (bin, rest) = path.split_once('/').unwrap_or((&path, ""));
+        let bin = path.split('/').next().unwrap_or_default();
         let Ok(bin) = bin.parse::<BinId>() else {
             return Err(ApiError::new(Code::NotFound, "There is no such bin.").into());
         };
@@ -288,7 +288,7 @@ impl Endpoint for Receive {
             &self.db,
             bin,
             request.method().as_str(),
-            rest,
+            request.original_uri().path(),
             request.uri().query(),
             &headers,
             &body,

@@ -137,9 +137,11 @@ async fn hostile_text_is_never_an_internal_error(backend: Backend) {
             continue;
         }
         // What was accepted can be read again, alone and in a list.
-        let id = answer.member("id");
+        // Compared as bytes: not every number in them fits the types of this test.
+        let location = answer.header("location").expect("a location");
+        let id = location.rsplit('/').next().unwrap_or_default();
         let read = api.get(&format!("/contacts/{id}")).send().await.expect(200);
-        assert_eq!(read.json(), answer.json(), "{shown}");
+        assert_eq!(read.text(), answer.text(), "{shown}");
         api.get("/contacts").send().await.expect(200);
     }
     for id in [

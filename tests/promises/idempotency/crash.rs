@@ -1,6 +1,6 @@
 //! `kill -9` at any moment leaves the answer and the work, or neither.
 
-use super::whole_contacts;
+use super::{begin, whole_contacts};
 use crate::harness::api::{Answer, Request};
 use crate::harness::server::TestServer;
 use crate::harness::{Backend, eventually, eventually_within, fresh_phone, on_both_databases};
@@ -34,12 +34,7 @@ async fn a_kill_in_the_middle_of_a_handler_leaves_nothing(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let dying = tokio::spawn(request.clone().try_send());
-    eventually("the handler runs", async || {
-        let second = request.clone().send().await;
-        (second.code().as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
+    let dying = begin(&request).await;
     server.kill9();
     assert!(dying.await.expect("an end").is_err(), "no answer came");
     lock.release().await;

@@ -1,6 +1,6 @@
 //! One key at the same time, and clients that do not wait for the answer.
 
-use super::whole_contacts;
+use super::{begin, until_in_progress, whole_contacts};
 use crate::harness::server::TestServer;
 use crate::harness::tcp_proxy::{TcpProxy, Wire};
 use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_both_databases};
@@ -66,14 +66,13 @@ async fn a_running_key_is_in_progress_and_then_replays(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let running = tokio::spawn(request.clone().send());
-    eventually("the key is in progress", async || {
-        let second = request.clone().try_send().await.expect("an answer");
-        (second.code().as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
+    let running = begin(&request).await;
     lock.release().await;
-    let first = running.await.expect("an answer").expect(201);
+    let first = running
+        .await
+        .expect("a client")
+        .expect("an answer")
+        .expect(201);
     let again = request.send().await.expect(201);
     assert!(again.is_replay());
     assert_eq!(again.body, first.body);
@@ -125,11 +124,7 @@ async fn a_client_that_closes_does_not_stop_the_work(backend: Backend) {
         body.len(),
     );
     client.write_all(bytes.as_bytes()).await.expect("a request");
-    eventually("the handler runs", async || {
-        let second = request.clone().send().await;
-        (second.code().as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
+    until_in_progress(&request).await;
     drop(client);
     lock.release().await;
     eventually("the work completes though nobody waits", async || {
@@ -150,12 +145,7 @@ async fn a_client_that_resets_its_stream_does_not_stop_the_work(backend: Backend
         .post("/contacts")
         .json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let client = tokio::spawn(running.clone().send());
-    eventually("the handler runs", async || {
-        let second = running.clone().send().await;
-        (second.code().as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
+    let client = begin(&running).await;
     client.abort();
     lock.release().await;
     eventually("the work completes though nobody waits", async || {

@@ -35,6 +35,9 @@ use record::Answer;
 /// How often a request that lost at the backstop starts again before it gives up.
 const STARTS: usize = 3;
 
+/// How long a handler may take; with what comes before and after it, less than a lease of 60 s.
+const HANDLER_PATIENCE: Duration = Duration::from_secs(40);
+
 /// What is asked, and under which key.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -160,7 +163,12 @@ impl Idempotency {
                 return Err(in_progress());
             };
             let outcome;
-            (outcome, tx) = run_handler(inner, request, body.clone(), tx).await?;
+            (outcome, tx) = db::within(
+                HANDLER_PATIENCE,
+                run_handler(inner, request, body.clone(), tx),
+            )
+            .await
+            .map_err(unavailable)??;
             let decided = match outcome {
                 Ok(answer) => answer,
                 Err(undecided) => {
@@ -178,7 +186,8 @@ impl Idempotency {
                     }
                 }
             };
-            match self.finish(tx, asked, &answer).await {
+            let finished = db::within(db::PATIENCE, self.finish(tx, asked, &answer)).await;
+            match finished.flatten() {
                 Ok(()) => return Ok(answer.into_response()),
                 Err(error) if db::is_unique_violation(&error) => {}
                 Err(error) => return Err(unavailable(error)),
@@ -189,6 +198,12 @@ impl Idempotency {
 
     /// Opens the transaction, takes the key's lock and looks for a record.
     async fn start(&self, asked: &Asked) -> Result<Start, ApiError> {
+        db::within(db::PATIENCE, self.open(asked))
+            .await
+            .map_err(unavailable)?
+    }
+
+    async fn open(&self, asked: &Asked) -> Result<Start, ApiError> {
         let mut tx = self.db.begin().await.map_err(unavailable)?;
         if !tx
             .try_lock(record::lock_of(asked.project, &asked.key))
