@@ -163,8 +163,7 @@ CREATE TABLE plugins (
     name TEXT NOT NULL,
     active_version BIGINT,
     created_at TIMESTAMPTZ NOT NULL,
-    updated_at TIMESTAMPTZ NOT NULL,
-    UNIQUE (project_id, name)
+    updated_at TIMESTAMPTZ NOT NULL
 );
 CREATE INDEX plugins_walk ON plugins (project_id, created_at, id);
 

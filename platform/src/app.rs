@@ -2,6 +2,9 @@
 
 use std::{io, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc, time::Duration};
 
+use futures::{
+    FutureExt as _, TryStreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered,
+};
 use poem::{
     Endpoint, EndpointExt as _, Response, Route, Server, get,
     listener::{Acceptor as _, Listener as _, TcpListener},
@@ -385,17 +388,17 @@ impl App {
             let plugins = plugins.clone();
             Box::pin(async move { plugins.compile(job).await })
         });
-        tokio::join!(
-            jobs::run(
-                db.clone(),
-                config.webhooks.concurrency,
-                deliver,
-                stop.clone()
-            ),
-            jobs::run(db.clone(), 2, compile, stop.clone()),
-            self.sweep(stop),
-        );
-        Ok(())
+        let concurrency = config.webhooks.concurrency;
+        together([
+            jobs::run(db.clone(), concurrency, deliver, stop.clone())
+                .map(Ok)
+                .boxed_local(),
+            jobs::run(db.clone(), 2, compile, stop.clone())
+                .map(Ok)
+                .boxed_local(),
+            self.sweep(stop).map(Ok).boxed_local(),
+        ])
+        .await
     }
 
     /// Removes what has had its time, and looks for what was lost.
@@ -424,6 +427,20 @@ impl App {
             tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
         }
     }
+}
+
+/// Runs futures side by side to their ends, or to the first failure.
+///
+/// Each is polled when it is woken itself. Joined plainly, whatever wakes one would poll all, and a
+/// worker looks for jobs whenever it is polled: two of them would keep each other awake for ever.
+pub async fn together<'f, E>(
+    futures: impl IntoIterator<Item = LocalBoxFuture<'f, Result<(), E>>>,
+) -> Result<(), E> {
+    futures
+        .into_iter()
+        .collect::<FuturesUnordered<_>>()
+        .try_collect()
+        .await
 }
 
 /// Repeats a batch until one comes back small; how much there was.

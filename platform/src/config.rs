@@ -231,8 +231,11 @@ impl Config {
         if !self.is_postgres() && self.sqlite_path().is_none() {
             return wrong("database_url", "starts with sqlite: or postgres://");
         }
-        if self.webhooks.ladder.is_empty() || self.webhooks.ladder.len() > 16 {
-            return wrong("webhooks.ladder", "has 1 to 16 delays");
+        if self.webhooks.ladder.len() != 4 {
+            return wrong(
+                "webhooks.ladder",
+                "has four delays: after attempts 1, 2, 3 and 4",
+            );
         }
         if self.webhooks.endpoint_concurrency == 0 {
             return wrong("webhooks.endpoint_concurrency", "is at least 1");

@@ -6,11 +6,12 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use futures::FutureExt as _;
 use serde_json::{Value, json};
 
 use super::{CommandResult, serve::stop_signal, start_log};
 use crate::{
-    app::{App, Bound, Store},
+    app::{App, Bound, Store, together},
     config::{Config, Overrides},
     resources::projects,
 };
@@ -65,7 +66,12 @@ async fn within(folder: &PathBuf, once: bool) -> CommandResult {
     };
     let serving = async { app.serve(bound, stop.clone()).await.map_err(Fault::from) };
     let working = async { app.work(stop.clone()).await.map_err(Fault::from) };
-    tokio::try_join!(serving, working, shown).map(drop)
+    together([
+        serving.boxed_local(),
+        working.boxed_local(),
+        shown.boxed_local(),
+    ])
+    .await
 }
 
 /// A tenant with a REST client.

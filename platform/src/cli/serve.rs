@@ -1,11 +1,12 @@
 //! `botix serve`.
 
+use futures::FutureExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::CommandResult;
 use crate::{
-    app::{App, Bound, Role, Store},
+    app::{App, Bound, Role, Store, together},
     config::Config,
 };
 
@@ -43,7 +44,7 @@ pub(super) async fn run(config: Config, roles: &[Role]) -> CommandResult {
             Ok(())
         }
     };
-    tokio::try_join!(serving, working)?;
+    together([serving.boxed_local(), working.boxed_local()]).await?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -148,7 +148,7 @@ impl<E> ContractEndpoint<E> {
 
 /// Reads what is left of a refused request's body, within bounds.
 async fn discard<E>(mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin) {
-    let mut left = 8 * MIB;
+    let mut left = 40 * MIB;
     let reading = async {
         while let Some(Ok(chunk)) = chunks.next().await {
             left = left.saturating_sub(chunk.len());

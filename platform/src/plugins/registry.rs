@@ -52,7 +52,7 @@ pub enum VersionStatus {
 pub struct PluginView {
     /// Its id.
     pub id: PluginId,
-    /// Its name, unique in the project.
+    /// Its name.
     pub name: String,
     /// The version that runs; null until the first one is ready.
     #[schemars(required)]
@@ -169,7 +169,7 @@ impl PluginsApi {
         &self,
         caller: Caller,
         mut work: Work,
-        /// The plugin's name, unique in the project: 1 to 100 characters.
+        /// The plugin's name: 1 to 100 characters.
         name: Query<String>,
         component: Upload,
     ) -> Result<Created<PluginView>, ApiError> {
@@ -183,18 +183,14 @@ impl PluginsApi {
             created_at: now,
             updated_at: now,
         };
-        let made = execute!(
+        execute!(
             &mut work,
-            "INSERT INTO plugins (id, project_id, name, created_at, updated_at) VALUES ($1, $2, $3, $4, $4) \
-             ON CONFLICT (project_id, name) DO NOTHING",
+            "INSERT INTO plugins (id, project_id, name, created_at, updated_at) VALUES ($1, $2, $3, $4, $4)",
             row.id,
             caller.project,
             &row.name,
             now
         )?;
-        if made == 0 {
-            return Err(name_taken());
-        }
         add_version(&mut work, row.id, 1, &component).await?;
         let body = show(&mut work, row).await?;
         Ok(Created {
@@ -247,18 +243,14 @@ impl PluginsApi {
     ) -> Result<Reply<PluginView>, ApiError> {
         let name =
             check_name(body.0.name).map_err(|detail| ApiError::invalid_body("/name", detail))?;
-        let changed = execute!(
+        execute!(
             &mut work,
             "UPDATE plugins SET name = $3, updated_at = $4 WHERE project_id = $1 AND id = $2",
             caller.project,
             id.0,
             name,
             Timestamp::now()
-        );
-        match changed {
-            Err(error) if crate::db::is_unique_violation(&error) => return Err(name_taken()),
-            other => other?,
-        };
+        )?;
         let row = find(&mut work, caller.project, id.0).await?;
         Ok(Reply(show(&mut work, row).await?))
     }
@@ -350,6 +342,12 @@ impl PluginsApi {
         id: Path<PluginId>,
         body: Body<Activation>,
     ) -> Result<Reply<PluginView>, ApiError> {
+        if body.0.version < 1 {
+            return Err(ApiError::invalid_body(
+                "/version",
+                "versions are numbered from 1",
+            ));
+        }
         let mut row = lock(&mut work, caller.project, id.0).await?;
         let version = versions(&mut work, id.0)
             .await?
@@ -380,13 +378,6 @@ fn check_name(name: String) -> Result<String, &'static str> {
     } else {
         Err("a name has 1 to 100 characters, none of them a control character")
     }
-}
-
-fn name_taken() -> ApiError {
-    ApiError::new(
-        Code::Conflict,
-        "Another plugin of this project has this name.",
-    )
 }
 
 async fn find(
