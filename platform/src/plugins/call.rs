@@ -327,7 +327,7 @@ impl<'e> Run<'e> {
                 host.memory.refused(),
                 limits,
             )),
-            Err(_elapsed) => Err(PluginError::Timeout { limit: limits.cpu }),
+            Err(_elapsed) => Err(PluginError::Timeout { limit: limits.wall }),
         }
     }
 }

@@ -20,9 +20,9 @@ pub enum PluginError {
     #[error("it trapped: {0}")]
     Trap(String),
     /// It used up its processor time, or the run took too long altogether.
-    #[error("it ran out of time: a delivery's plugin may compute for {} ms", .limit.as_millis())]
+    #[error("it ran out of time: a delivery's plugin has {} ms", .limit.as_millis())]
     Timeout {
-        /// Processor time that a run has.
+        /// The time that ran out: processor time, or wall time where that was first.
         limit: std::time::Duration,
     },
     /// It used up its fuel.
