@@ -17,8 +17,8 @@ async fn an_endless_loop_runs_out_of_fuel() {
     };
     for wasm in [fixtures::loops(), fixtures::fills_memory()] {
         let (error, report) = failure_with(limits.clone(), &wasm).await;
-        assert_eq!(error, PluginError::OutOfFuel { limit: 200_000_000 });
-        assert_eq!(report.fuel, 200_000_000);
+        assert_eq!(error, PluginError::OutOfFuel { limit: 500_000_000 });
+        assert_eq!(report.fuel, 500_000_000);
     }
 }
 
@@ -32,7 +32,7 @@ async fn processor_time_stops_what_fuel_does_not() {
     assert_eq!(
         error,
         PluginError::Timeout {
-            limit: Duration::from_millis(250)
+            limit: Duration::from_millis(500)
         }
     );
 }
@@ -111,7 +111,7 @@ async fn a_slow_plugin_leaves_slots_to_others() {
 async fn what_the_host_does_for_a_plugin_is_paid_in_fuel() {
     // 64 KiB at a time, until processor time would run out long before the guest's own instructions.
     let error = failure(&fixtures::signs_without_end()).await;
-    assert_eq!(error, PluginError::OutOfFuel { limit: 200_000_000 });
+    assert_eq!(error, PluginError::OutOfFuel { limit: 500_000_000 });
 }
 
 #[tokio::test]
