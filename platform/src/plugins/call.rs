@@ -337,7 +337,7 @@ impl<'e> Run<'e> {
                 host.memory.refused(),
                 limits,
             )),
-            Err(_elapsed) => Err(PluginError::Timeout { limit: limits.cpu }),
+            Err(_elapsed) => Err(PluginError::Timeout { limit: limits.wall }),
         }
     }
 }

@@ -169,7 +169,7 @@ impl PluginEngine {
             return Err(LoadError::OtherEngine);
         }
         let does_not_fit = |error: wasmtime::Error| {
-            LoadError::DoesNotFit(super::truncated(&format!("{error:#}"), 500))
+            LoadError::DoesNotFit(super::truncated(&error.root_cause().to_string(), 500))
         };
         let component = artifact
             .deserialize(&self.inner.engine)

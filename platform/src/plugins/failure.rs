@@ -6,6 +6,7 @@
 
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
 
+use super::engine::HOSTCALL_BYTES;
 use super::limits::Limits;
 
 /// Most bytes of a trap's text, backtrace included.
@@ -20,9 +21,9 @@ pub enum PluginError {
     #[error("it trapped: {0}")]
     Trap(String),
     /// It used up its processor time, or the run took too long altogether.
-    #[error("it ran out of time: a delivery's plugin may compute for {} ms", .limit.as_millis())]
+    #[error("it ran out of time: a delivery's plugin has {} ms", .limit.as_millis())]
     Timeout {
-        /// Processor time that a run has.
+        /// The time that ran out: processor time, or wall time where that was first.
         limit: std::time::Duration,
     },
     /// It used up its fuel.
@@ -80,9 +81,10 @@ pub enum PluginError {
 }
 
 fn size(bytes: Option<usize>) -> String {
-    bytes.map_or("far too many bytes".to_owned(), |bytes| {
-        format!("{bytes} bytes")
-    })
+    bytes.map_or_else(
+        || format!("more than {HOSTCALL_BYTES} bytes"),
+        |bytes| format!("{bytes} bytes"),
+    )
 }
 
 impl PluginError {
@@ -157,7 +159,8 @@ fn trap_text(error: &wasmtime::Error, backtrace: Option<&WasmBacktrace>) -> Stri
         .map(ToString::to_string);
     let frames = frames.as_deref().and_then(|text| text.split_once('\n'));
     let text = match frames {
-        Some((_heading, frames)) => format!("{cause}\n{frames}"),
+        // Components have no names for their modules.
+        Some((_heading, frames)) => format!("{cause}\n{}", frames.replace("<unknown>!", "")),
         None => cause.to_owned(),
     };
     super::truncated(&text, TRAP_BYTES)

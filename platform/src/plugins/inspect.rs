@@ -49,7 +49,7 @@ pub enum Refusal {
          `wasm-tools component new` makes one of it"
     )]
     CoreModule,
-    /// Broken, or uses a proposal outside of [`FEATURES`].
+    /// Broken, or uses a proposal that plugins may not use.
     #[error("the file is not a valid component: {0}")]
     Invalid(String),
     /// An import that the platform does not provide.

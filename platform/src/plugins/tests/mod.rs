@@ -11,7 +11,8 @@ use super::*;
 mod hostile;
 mod promises;
 
-const HOUR: Duration = Duration::from_hours(1);
+/// A limit that a test does not mean to meet.
+const LONG: Duration = Duration::from_mins(1);
 const BODY: &str = r#"{"id":"evt_1","n":1.0}"#;
 
 fn engine() -> PluginEngine {

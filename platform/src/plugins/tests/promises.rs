@@ -197,3 +197,11 @@ fn limits_that_the_pool_cannot_keep_are_refused() {
     let engine = PluginEngine::new(Limits::default(), 0);
     assert!(matches!(engine, Err(EngineError::Concurrency(0))));
 }
+
+#[test]
+fn an_artifact_of_another_engine_does_not_load() {
+    let engine = engine();
+    let exports = engine.compile(&fixtures::echo()).unwrap().exports();
+    let other = Artifact::compiled(Fingerprint([0; 32]), b"", exports, Vec::new());
+    assert!(matches!(engine.load(&other), Err(LoadError::OtherEngine)));
+}
