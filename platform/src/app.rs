@@ -338,7 +338,7 @@ impl App {
             routes: Routes::of(&service.spec()),
         };
         let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
-        let docs = console::docs::page(&service.swagger_ui_html(), &service.spec(), &modern);
+        let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());
         let api = service
             .with(contract)
             .data(CursorKeys::new(&self.store.master))

@@ -169,7 +169,7 @@ async fn a_stop_finishes_the_request_in_flight(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let running = begin(&request).await;
+    let running = begin(&server, &request).await;
     server.terminate();
     eventually("it takes nothing new", async || {
         let new = tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await;

@@ -40,12 +40,14 @@ impl Endpoint for Static {
 }
 
 /// Swagger UI over the document that we publish, rather than the one poem-openapi began with.
-pub fn page(html: &str, bare: &str, published: &Value) -> String {
-    // `</` would end the script that the document stands in.
-    let published = published.to_string().replace("</", "<\\/");
-    html.replace(bare, &published).replacen("<html", "<!doctype html>\n<html lang=\"en\"", 1).replacen(
-        "<title>Swagger UI</title>",
-        "<title>BOTIX API</title><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><link rel=\"icon\" href=\"data:,\">",
-        1,
-    )
+pub fn page(html: &str, bare: &str) -> String {
+    html.replace(bare, "null")
+        .replacen("spec: spec,", "url: '/openapi.json',", 1)
+        .replacen("<html", "<!doctype html>\n<html lang=\"en\"", 1)
+        .replacen(
+            "<title>Swagger UI</title>",
+            "<title>BOTIX API</title><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+             <link rel=\"icon\" href=\"data:,\">",
+            1,
+        )
 }

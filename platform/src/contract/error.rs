@@ -119,6 +119,7 @@ pub struct Problem {
     /// The HTTP status.
     pub status: u16,
     /// The code, one of the list at `/error-codes`.
+    #[schemars(schema_with = "code_names")]
     pub code: &'static str,
     /// What is wrong with this request.
     pub detail: String,
@@ -126,6 +127,11 @@ pub struct Problem {
     pub request_id: String,
     /// What is wrong at which place of the body; empty when the fault is elsewhere.
     pub errors: Vec<FieldError>,
+}
+
+fn code_names(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
+    schemars::json_schema!({"type": "string", "enum": names})
 }
 
 /// One fault in the body.

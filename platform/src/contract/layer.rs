@@ -119,12 +119,7 @@ impl<E> ContractEndpoint<E> {
         let key = mutates
             .then(|| Key::from_headers(request.headers()))
             .transpose()?;
-        if let Some(allow) = self
-            .routes
-            .instead_of(request.method(), request.uri().path())
-        {
-            return Err(ApiError::method_not_allowed(allow));
-        }
+        self.routes.check(request.method(), request.uri().path())?;
         let Some(key) = key else {
             return Ok(Admitted::Read);
         };

@@ -1,7 +1,9 @@
-//! Which methods each path takes, read off the handlers' own spec, for `Allow` on a 405.
+//! Which paths there are and which methods each takes, read off the handlers' own spec.
 
 use poem::http::Method;
 use serde_json::Value;
+
+use crate::contract::{ApiError, Code};
 
 /// The methods of every path below `/public/v1`.
 #[derive(Clone, Debug, Default)]
@@ -44,22 +46,37 @@ impl Routes {
         Self(templates)
     }
 
-    /// The methods that a path takes instead, if it takes others than this one alone.
-    pub fn instead_of(&self, method: &Method, path: &str) -> Option<String> {
+    /// Fails with `NOT_FOUND` for a path that there is not, and with `METHOD_NOT_ALLOWED` for one that
+    /// takes other methods.
+    pub fn check(&self, method: &Method, path: &str) -> Result<(), ApiError> {
         let segments: Vec<_> = path.trim_start_matches('/').split('/').collect();
-        let template = self.0.iter().find(|template| {
-            template.segments.len() == segments.len()
-                && template
-                    .segments
-                    .iter()
-                    .zip(&segments)
-                    .all(|(known, given)| known.as_ref().is_none_or(|known| known == given))
-        })?;
-        let known = template
+        let template = self
+            .0
+            .iter()
+            .find(|template| template.fits(&segments))
+            .ok_or_else(|| ApiError::new(Code::NotFound, "There is nothing at this path."))?;
+        if template
             .methods
             .iter()
-            .any(|known| known == method.as_str());
-        (!known).then(|| template.methods.join(", "))
+            .any(|known| known == method.as_str())
+        {
+            return Ok(());
+        }
+        Err(ApiError::method_not_allowed(template.methods.join(", ")))
+    }
+}
+
+impl Template {
+    fn fits(&self, path: &[&str]) -> bool {
+        self.segments.len() == path.len()
+            && self
+                .segments
+                .iter()
+                .zip(path)
+                .all(|(known, given)| match known {
+                    Some(known) => known == given,
+                    None => !given.is_empty(),
+                })
     }
 }
 
@@ -68,25 +85,25 @@ mod tests {
     use poem::http::Method;
 
     use super::Routes;
+    use crate::contract::Code;
 
     #[test]
-    fn a_path_names_the_methods_it_takes() {
+    fn a_path_takes_its_own_methods_alone() {
         let routes = Routes::of(
             r#"{"paths": {"/a": {"get": {}, "post": {}}, "/a/{id}": {"patch": {}}, "/a/count": {"get": {}}}}"#,
         );
-        assert_eq!(routes.instead_of(&Method::GET, "/a"), None);
-        assert_eq!(
-            routes.instead_of(&Method::PUT, "/a").as_deref(),
-            Some("GET, POST")
-        );
-        assert_eq!(
-            routes.instead_of(&Method::POST, "/a/count").as_deref(),
-            Some("GET")
-        );
-        assert_eq!(
-            routes.instead_of(&Method::POST, "/a/1").as_deref(),
-            Some("PATCH")
-        );
-        assert_eq!(routes.instead_of(&Method::POST, "/b"), None);
+        let code = |method, path| routes.check(&method, path).err().map(|error| error.code());
+        assert_eq!(code(Method::GET, "/a"), None);
+        assert_eq!(code(Method::PATCH, "/a/1"), None);
+        for (method, path) in [
+            (Method::PUT, "/a"),
+            (Method::POST, "/a/count"),
+            (Method::GET, "/a/1"),
+        ] {
+            assert_eq!(code(method, path), Some(Code::MethodNotAllowed), "{path}");
+        }
+        for path in ["/b", "/a/", "/a//", "/a/1/2", "/A"] {
+            assert_eq!(code(Method::GET, path), Some(Code::NotFound), "{path}");
+        }
     }
 }

@@ -14,7 +14,11 @@ mod migrate;
 mod secret_box;
 mod timestamp;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use secrecy::ExposeSecret as _;
 use sqlx::{
@@ -23,6 +27,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
+
+use tokio::sync::Notify;
 
 pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
@@ -50,10 +56,16 @@ pub enum Db {
 
 /// An open transaction; dropped, it rolls back.
 #[derive(Debug)]
-pub enum Tx {
-    /// On PostgreSQL, read committed.
+pub struct Tx {
+    open: Open,
+    announces: bool,
+}
+
+#[derive(Debug)]
+enum Open {
+    /// Read committed.
     Postgres(Transaction<'static, Postgres>),
-    /// On SQLite, begun `IMMEDIATE`.
+    /// Begun `IMMEDIATE`.
     Sqlite(Transaction<'static, Sqlite>),
 }
 
@@ -79,14 +91,21 @@ pub enum Conn<'c> {
 pub trait Queryable: Send {
     /// The connection beneath.
     fn conn(&mut self) -> Conn<'_>;
+
+    /// Lets the commit wake whoever waits on [`announced`]; without a transaction, nothing.
+    fn announce(&mut self) {}
 }
 
 impl Queryable for Tx {
     fn conn(&mut self) -> Conn<'_> {
-        match self {
-            Self::Postgres(tx) => Conn::Postgres(tx),
-            Self::Sqlite(tx) => Conn::Sqlite(tx),
+        match &mut self.open {
+            Open::Postgres(tx) => Conn::Postgres(tx),
+            Open::Sqlite(tx) => Conn::Sqlite(tx),
         }
+    }
+
+    fn announce(&mut self) {
+        self.announces = true;
     }
 }
 
@@ -185,12 +204,16 @@ impl Db {
 
     /// Opens a transaction that may write.
     pub async fn begin(&self) -> sqlx::Result<Tx> {
-        match self {
-            Self::Postgres(pool) => pool.begin().await.map(Tx::Postgres),
+        let open = match self {
+            Self::Postgres(pool) => pool.begin().await.map(Open::Postgres),
             Self::Sqlite { writer, .. } => {
-                writer.begin_with("BEGIN IMMEDIATE").await.map(Tx::Sqlite)
+                writer.begin_with("BEGIN IMMEDIATE").await.map(Open::Sqlite)
             }
-        }
+        };
+        Ok(Tx {
+            open: open?,
+            announces: false,
+        })
     }
 
     /// A connection for reading; it sees everything committed before.
@@ -227,17 +250,21 @@ impl Reader {
 impl Tx {
     /// Makes everything in the transaction true at once.
     pub async fn commit(self) -> sqlx::Result<()> {
-        match self {
-            Self::Postgres(tx) => tx.commit().await,
-            Self::Sqlite(tx) => tx.commit().await,
+        match self.open {
+            Open::Postgres(tx) => tx.commit().await?,
+            Open::Sqlite(tx) => tx.commit().await?,
         }
+        if self.announces {
+            announced().notify_waiters();
+        }
+        Ok(())
     }
 
     /// Makes everything in the transaction undone.
     pub async fn rollback(self) -> sqlx::Result<()> {
-        match self {
-            Self::Postgres(tx) => tx.rollback().await,
-            Self::Sqlite(tx) => tx.rollback().await,
+        match self.open {
+            Open::Postgres(tx) => tx.rollback().await,
+            Open::Sqlite(tx) => tx.rollback().await,
         }
     }
 
@@ -245,14 +272,14 @@ impl Tx {
     ///
     /// SQLite has one writer, so there every transaction has every lock.
     pub async fn try_lock(&mut self, key: i64) -> sqlx::Result<bool> {
-        match self {
-            Self::Postgres(tx) => {
+        match &mut self.open {
+            Open::Postgres(tx) => {
                 sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)")
                     .bind(key)
                     .fetch_one(&mut **tx)
                     .await
             }
-            Self::Sqlite(_) => Ok(true),
+            Open::Sqlite(_) => Ok(true),
         }
     }
 }
@@ -264,6 +291,12 @@ pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> sql
     tokio::time::timeout(patience, work)
         .await
         .map_err(|_| sqlx::Error::PoolTimedOut)
+}
+
+/// Wakes after each commit of this process that announced something.
+pub fn announced() -> &'static Arc<Notify> {
+    static ANNOUNCED: OnceLock<Arc<Notify>> = OnceLock::new();
+    ANNOUNCED.get_or_init(Arc::default)
 }
 
 /// Whether an error means that the store is out of reach, rather than that a statement is wrong.

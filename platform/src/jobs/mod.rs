@@ -6,20 +6,22 @@
 //! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
 //! database ends; [`run`] starts the next one.
 
+mod pace;
+
 use std::{sync::Arc, time::Duration};
 
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
-use apalis_core::{
-    backend::ext::poll_strategy::Strategy, error::BoxDynError, task::builder::TaskBuilder,
-};
+use apalis_core::{error::BoxDynError, task::builder::TaskBuilder};
 use apalis_postgres::PostgresStorage;
 use apalis_sqlite::SqliteStorage;
 use futures::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
-use crate::db::{Conn, Db, Queryable, Timestamp, Tx, execute};
+use pace::Pace;
+
+use crate::db::{Conn, Db, Queryable, Timestamp, announced, execute};
 
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(3);
@@ -27,8 +29,8 @@ const HEARTBEAT: Duration = Duration::from_secs(3);
 /// How many missed heartbeats make a worker dead.
 const MISSED_HEARTBEATS: usize = 4;
 
-/// How often an idle worker looks for jobs.
-const POLL: Duration = Duration::from_millis(5);
+/// How long a stopping worker waits for the jobs that run.
+const DRAIN: Duration = Duration::from_secs(35);
 
 /// How long finished jobs stay, for people who look at the queue.
 const KEEP_FINISHED: Duration = Duration::from_secs(600);
@@ -94,6 +96,7 @@ pub async fn enqueue<J: Job>(
             Ok(task.build())
         })
         .collect::<Result<Vec<_>, serde_json::Error>>()?;
+    on.announce();
     match on.conn() {
         Conn::Postgres(conn) => apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks).await?,
         Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks).await?,
@@ -111,58 +114,15 @@ async fn handle<J: Job>(job: J, handler: Data<Handler<J>>) -> Result<(), BoxDynE
 
 /// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
 ///
-/// After `stop` no further job starts; it returns when those that run have ended.
+/// After `stop` no further job starts; it returns when those that run have ended, or after [`DRAIN`].
 pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: CancellationToken) {
     let mut pause = Duration::from_millis(100);
     while !stop.is_cancelled() {
-        let name = format!("{}-{}", J::QUEUE, Ulid::generate());
         let started = tokio::time::Instant::now();
-        let until = stop.clone();
-        let signal = async move {
-            until.cancelled().await;
-            Ok::<(), WorkerError>(())
-        };
-        let ended = match &db {
-            Db::Postgres(pool) => {
-                let config = apalis_postgres::Config::default()
-                    .queue(J::QUEUE)
-                    .batch_size(concurrency.min(200))
-                    .heartbeat_interval(HEARTBEAT)
-                    .missed_heartbeats(MISSED_HEARTBEATS)
-                    .lock_tasks(false);
-                WorkerBuilder::new(&*name)
-                    .backend(
-                        PostgresStorage::<J>::new(pool)
-                            .with_config(config)
-                            .poll_with_strategy(Strategy::new().interval(POLL)),
-                    )
-                    .concurrency(concurrency)
-                    .data(handler.clone())
-                    .parallelize(tokio::spawn)
-                    .build(handle::<J>)
-                    .run_until(signal)
-                    .await
-            }
-            Db::Sqlite { writer, .. } => {
-                let config = apalis_sqlite::Config::default()
-                    .queue(J::QUEUE)
-                    .batch_size(concurrency.min(200))
-                    .heartbeat_interval(HEARTBEAT)
-                    .missed_heartbeats(MISSED_HEARTBEATS)
-                    .lock_tasks(false);
-                WorkerBuilder::new(&*name)
-                    .backend(
-                        SqliteStorage::<J>::new(writer)
-                            .with_config(config)
-                            .poll_with_strategy(Strategy::new().interval(POLL)),
-                    )
-                    .concurrency(concurrency)
-                    .data(handler.clone())
-                    .parallelize(tokio::spawn)
-                    .build(handle::<J>)
-                    .run_until(signal)
-                    .await
-            }
+        let running = TaskTracker::new();
+        let ended = tokio::select! {
+            ended = worker(&db, concurrency, handler.clone(), running.clone(), stop.clone()) => ended,
+            () = drained(&running, &stop) => Ok(()),
         };
         if stop.is_cancelled() {
             break;
@@ -178,12 +138,73 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
     }
 }
 
+/// One life of a worker, under a name of its own.
+async fn worker<J: Job>(
+    db: &Db,
+    concurrency: usize,
+    handler: Handler<J>,
+    running: TaskTracker,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let name = format!("{}-{}", J::QUEUE, Ulid::generate());
+    let stopped = async move {
+        stop.cancelled().await;
+        Ok::<(), WorkerError>(())
+    };
+    macro_rules! run_on {
+        ($storage:expr, $config:expr) => {{
+            let config = $config
+                .queue(J::QUEUE)
+                .batch_size(concurrency.min(200))
+                .heartbeat_interval(HEARTBEAT)
+                .missed_heartbeats(MISSED_HEARTBEATS)
+                .lock_tasks(false);
+            let backend = $storage
+                .with_config(config)
+                .poll_with_strategy(Pace::new(announced().clone()));
+            WorkerBuilder::new(&*name)
+                .backend(backend)
+                .concurrency(concurrency)
+                .data(handler)
+                .parallelize(move |job| running.spawn(job))
+                .build(handle::<J>)
+                .run_until(stopped)
+                .await
+        }};
+    }
+    match db {
+        Db::Postgres(pool) => {
+            run_on!(
+                PostgresStorage::<J>::new(pool),
+                apalis_postgres::Config::default()
+            )
+        }
+        Db::Sqlite { writer, .. } => {
+            run_on!(
+                SqliteStorage::<J>::new(writer),
+                apalis_sqlite::Config::default()
+            )
+        }
+    }
+}
+
+/// Waits until `stop`, then for the jobs that run, then a moment for what they leave to be written:
+/// acknowledgements, and the jobs that were fetched and did not start.
+async fn drained(running: &TaskTracker, stop: &CancellationToken) {
+    stop.cancelled().await;
+    running.close();
+    if tokio::time::timeout(DRAIN, running.wait()).await.is_err() {
+        tracing::warn!("some jobs did not end in time; they run again elsewhere");
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
 /// Removes a batch of finished jobs, and workers long gone; the number of jobs removed.
 pub async fn purge(db: &Db, batch: i64) -> sqlx::Result<u64> {
     let before = Timestamp::now() - KEEP_FINISHED;
     let mut tx = db.begin().await?;
-    let removed = match &tx {
-        Tx::Postgres(_) => {
+    let removed = match tx.conn() {
+        Conn::Postgres(_) => {
             execute!(
                 &mut tx,
                 "DELETE FROM apalis.workers w WHERE last_seen < now() - interval '1 hour' \
@@ -197,7 +218,7 @@ pub async fn purge(db: &Db, batch: i64) -> sqlx::Result<u64> {
                 batch
             )?
         }
-        Tx::Sqlite(_) => {
+        Conn::Sqlite(_) => {
             execute!(
                 &mut tx,
                 "DELETE FROM Workers WHERE last_seen < strftime('%s', 'now') - 3600 \

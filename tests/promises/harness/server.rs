@@ -98,6 +98,20 @@ impl TestServer {
         setup.start().await
     }
 
+    /// Waits until the server executes a mutation, as its metrics tell.
+    pub async fn at_work(&self) {
+        let http = reqwest::Client::new();
+        let url = format!("{}/metrics", self.url());
+        eventually("a mutation is in flight", async || {
+            let page = http.get(&url).send().await.expect("metrics");
+            let text = page.text().await.expect("text");
+            text.lines()
+                .any(|line| line == "botix_mutations_in_flight 1")
+                .then_some(())
+        })
+        .await;
+    }
+
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }

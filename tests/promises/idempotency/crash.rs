@@ -34,7 +34,7 @@ async fn a_kill_in_the_middle_of_a_handler_leaves_nothing(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let dying = begin(&request).await;
+    let dying = begin(&server, &request).await;
     server.kill9();
     assert!(dying.await.expect("an end").is_err(), "no answer came");
     lock.release().await;

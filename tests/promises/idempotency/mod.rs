@@ -7,41 +7,18 @@ mod replay;
 mod store;
 
 use crate::harness::api::{Answer, Api, Request};
-use crate::harness::eventually;
+use crate::harness::server::TestServer;
 use serde_json::Value;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Sends `request` as a client does that asks again while its key is in progress, and waits until the
-/// server is at work on it.
-///
-/// Whether the client's first request or one of ours got there first does not matter: the client gets
-/// the one answer either way.
-pub async fn begin(request: &Request) -> JoinHandle<Result<Answer, reqwest::Error>> {
-    let client = tokio::spawn({
-        let request = request.clone();
-        async move {
-            loop {
-                let answer = request.clone().try_send().await?;
-                if answer.code().as_deref() != Some("IDEMPOTENCY_KEY_IN_PROGRESS") {
-                    return Ok(answer);
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    });
-    until_in_progress(request).await;
+/// Sends `request` and waits until the server is at work on it.
+pub async fn begin(
+    server: &TestServer,
+    request: &Request,
+) -> JoinHandle<Result<Answer, reqwest::Error>> {
+    let client = tokio::spawn(request.clone().try_send());
+    server.at_work().await;
     client
-}
-
-/// Waits until the server is at work on `request`, which somebody sent before.
-pub async fn until_in_progress(request: &Request) {
-    eventually("the key is in progress", async || {
-        let probe = tokio::time::timeout(Duration::from_secs(1), request.clone().send()).await;
-        let code = probe.ok().and_then(|answer| answer.code());
-        (code.as_deref() == Some("IDEMPOTENCY_KEY_IN_PROGRESS")).then_some(())
-    })
-    .await;
 }
 
 /// Asserts that rows, counter and `contact.created` events agree, and gives the ids of the rows.

@@ -1,6 +1,6 @@
 //! One key at the same time, and clients that do not wait for the answer.
 
-use super::{begin, until_in_progress, whole_contacts};
+use super::{begin, whole_contacts};
 use crate::harness::server::TestServer;
 use crate::harness::tcp_proxy::{TcpProxy, Wire};
 use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_both_databases};
@@ -66,7 +66,9 @@ async fn a_running_key_is_in_progress_and_then_replays(backend: Backend) {
     let api = server.project("shop").await.api;
     let request = api.post("/contacts").json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let running = begin(&request).await;
+    let running = begin(&server, &request).await;
+    let second = request.clone().send().await;
+    second.problem("IDEMPOTENCY_KEY_IN_PROGRESS");
     lock.release().await;
     let first = running
         .await
@@ -124,7 +126,7 @@ async fn a_client_that_closes_does_not_stop_the_work(backend: Backend) {
         body.len(),
     );
     client.write_all(bytes.as_bytes()).await.expect("a request");
-    until_in_progress(&request).await;
+    server.at_work().await;
     drop(client);
     lock.release().await;
     eventually("the work completes though nobody waits", async || {
@@ -145,7 +147,7 @@ async fn a_client_that_resets_its_stream_does_not_stop_the_work(backend: Backend
         .post("/contacts")
         .json(&json!({"phone": fresh_phone()}));
     let lock = server.block_contact_writes().await;
-    let client = begin(&running).await;
+    let client = begin(&server, &running).await;
     client.abort();
     lock.release().await;
     eventually("the work completes though nobody waits", async || {

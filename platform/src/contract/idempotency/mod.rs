@@ -32,6 +32,9 @@ use crate::{
 };
 use record::Answer;
 
+/// How many mutations this process is executing.
+const IN_FLIGHT: &str = "botix_mutations_in_flight";
+
 /// How often a request that lost at the backstop starts again before it gives up.
 const STARTS: usize = 3;
 
@@ -81,12 +84,21 @@ impl<'a> FromRequest<'a> for Work {
     }
 }
 
-impl Queryable for Work {
-    fn conn(&mut self) -> Conn<'_> {
+impl Work {
+    fn tx(&mut self) -> &mut Tx {
         self.0
             .as_mut()
             .expect("the slot was full when Work was made, and Work never empties it")
-            .conn()
+    }
+}
+
+impl Queryable for Work {
+    fn conn(&mut self) -> Conn<'_> {
+        self.tx().conn()
+    }
+
+    fn announce(&mut self) {
+        self.tx().announce();
     }
 }
 
@@ -95,6 +107,7 @@ struct InFlight<'i>(&'i Mutex<HashSet<(ProjectId, Key)>>, (ProjectId, Key));
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
+        metrics::gauge!(IN_FLIGHT).decrement(1.0);
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -139,6 +152,7 @@ impl Idempotency {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if in_flight.insert(entry.clone()) {
+            metrics::gauge!(IN_FLIGHT).increment(1.0);
             Ok(InFlight(&self.in_flight, entry))
         } else {
             Err(in_progress())
