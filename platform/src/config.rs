@@ -107,7 +107,7 @@ pub struct Idempotency {
 impl Default for Idempotency {
     fn default() -> Self {
         Self {
-            ttl: Duration::from_secs(24 * 60 * 60),
+            ttl: Duration::from_hours(24),
         }
     }
 }
@@ -127,7 +127,7 @@ impl Default for RateLimit {
     fn default() -> Self {
         Self {
             requests: 6_000,
-            window: Duration::from_secs(60),
+            window: Duration::from_mins(1),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! REST client: uploads the example plugin, points an endpoint at a bin of the inspector, creates a
 //! contact, and shows the webhook that arrives, transformed and signed by the plugin.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use futures::FutureExt as _;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ pub(super) async fn run(once: bool) -> CommandResult {
     ended
 }
 
-async fn within(folder: &PathBuf, once: bool) -> CommandResult {
+async fn within(folder: &Path, once: bool) -> CommandResult {
     let overrides = Overrides {
         database_url: Some(format!("sqlite:{}", folder.join("botix.db").display())),
         ..Overrides::default()
@@ -37,13 +37,13 @@ async fn within(folder: &PathBuf, once: bool) -> CommandResult {
     let mut config = Config::load(None, &overrides)?;
     config.webhooks.allow_private_targets = true;
     start_log(if once { "error" } else { "warn" });
-    let bound = match Bound::new(&config).await {
-        Ok(bound) => bound,
+    let usual = Bound::new(&config).await;
+    let bound = if let Ok(bound) = usual {
+        bound
+    } else {
         // The usual address is taken, perhaps by another demo: any other one will do.
-        Err(_) => {
-            config.listen.set_port(0);
-            Bound::new(&config).await?
-        }
+        config.listen.set_port(0);
+        Bound::new(&config).await?
     };
     let local_url = bound.local_url.clone();
     let store = Store::open(config).await?;
@@ -82,7 +82,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    async fn show(&self, url: &str, project: &str, folder: &PathBuf) -> CommandResult {
+    async fn show(&self, url: &str, project: &str, folder: &Path) -> CommandResult {
         println!("BOTIX demo, data in {}", folder.display());
         println!("1. a project            {project}");
         let plugin = self

@@ -67,7 +67,8 @@ pub fn note_schema<T: JsonSchema>(registry: &mut Registry) {
         .schemas
         .entry(name.clone())
         .or_insert_with(|| MetaSchema::new("object"));
-    NOTED.with_borrow_mut(|noted| noted.insert(name, |generator| generator.subschema_for::<T>()));
+    NOTED
+        .with_borrow_mut(|noted| noted.insert(name, schemars::SchemaGenerator::subschema_for::<T>));
 }
 
 /// The document of one version; `list_handlers` gives poem-openapi's own, on this thread.

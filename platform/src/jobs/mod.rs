@@ -33,7 +33,7 @@ const MISSED_HEARTBEATS: usize = 4;
 const DRAIN: Duration = Duration::from_secs(35);
 
 /// How long finished jobs stay, for people who look at the queue.
-const KEEP_FINISHED: Duration = Duration::from_secs(600);
+const KEEP_FINISHED: Duration = Duration::from_mins(10);
 
 /// A kind of job.
 pub trait Job: Serialize + DeserializeOwned + Send + Sync + Unpin + 'static {

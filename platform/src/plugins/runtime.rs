@@ -76,7 +76,7 @@ impl PluginHost {
     pub fn new(db: Db, engine: PluginEngine, master: &MasterKey) -> Self {
         let loaded = Cache::builder()
             .max_capacity(LOADED)
-            .time_to_idle(Duration::from_secs(3_600))
+            .time_to_idle(Duration::from_hours(1))
             .build();
         Self {
             db,
@@ -97,21 +97,18 @@ impl PluginHost {
              WHERE p.id = $1",
             plugin
         )?;
-        let row = match row {
-            Some(row) => row,
-            None => {
-                let compiling = fetch_optional!(
-                    &mut reader,
-                    (i64,),
-                    "SELECT version FROM plugin_versions WHERE plugin_id = $1 AND status = $2 LIMIT 1",
-                    plugin,
-                    JsonText(VersionStatus::Compiling)
-                )?;
-                return Ok(match compiling {
-                    Some(_) => Active::Compiling,
-                    None => Active::Unusable("it has no version that could be compiled".to_owned()),
-                });
-            }
+        let Some(row) = row else {
+            let compiling = fetch_optional!(
+                &mut reader,
+                (i64,),
+                "SELECT version FROM plugin_versions WHERE plugin_id = $1 AND status = $2 LIMIT 1",
+                plugin,
+                JsonText(VersionStatus::Compiling)
+            )?;
+            return Ok(match compiling {
+                Some(_) => Active::Compiling,
+                None => Active::Unusable("it has no version that could be compiled".to_owned()),
+            });
         };
         drop(reader);
         match self.load(plugin, row.version, row.sha256).await? {
@@ -185,7 +182,7 @@ impl PluginHost {
             match Artifact::open(&self.seal_key, &sealed, &digest) {
                 Ok(artifact) => return Ok(Ok(Arc::new(artifact))),
                 Err(error) => {
-                    tracing::warn!(%plugin, version, %error, "a kept artefact does not open; compiling again")
+                    tracing::warn!(%plugin, version, %error, "a kept artefact does not open; compiling again");
                 }
             }
         }
@@ -230,7 +227,7 @@ impl PluginHost {
             match self.try_compile(&job).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(plugin = %job.plugin_id, version = job.version, %error, ?pause, "a plugin could not be compiled; trying again")
+                    tracing::warn!(plugin = %job.plugin_id, version = job.version, %error, ?pause, "a plugin could not be compiled; trying again");
                 }
             }
             tokio::time::sleep(pause).await;

@@ -4,15 +4,15 @@
 //! transaction, spread over sixteen rows so that concurrent writers of one project rarely wait for
 //! each other.
 
-use std::borrow::Cow;
-
 use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, de};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::values::{Attributes, Email, Phone, Tags};
 
 use crate::{
     contract::{
-        ApiError, Body, Caller, Code, Created, NoContent, RawJson, Reply, Work,
+        ApiError, Body, Caller, Code, Created, NoContent, Reply, Work,
         auth::ProjectId,
         cursor::Position,
         page::{self, ListTexts, Listed, Page, PageRequest},
@@ -34,123 +34,6 @@ impl Kind for ContactKind {
 
 /// The id of a contact.
 pub type ContactId = Id<ContactKind>;
-
-/// A phone number in E.164: a plus, a digit from 1 to 9, and up to 14 more digits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Phone(String);
-
-impl<'de> Deserialize<'de> for Phone {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digits = text.strip_prefix('+').unwrap_or_default().as_bytes();
-        let fits = (2..=15).contains(&digits.len())
-            && digits[0] != b'0'
-            && digits.iter().all(u8::is_ascii_digit);
-        if fits {
-            Ok(Self(text))
-        } else {
-            Err(de::Error::custom(
-                "a phone number is written in E.164: +4915112345678",
-            ))
-        }
-    }
-}
-
-impl JsonSchema for Phone {
-    fn schema_name() -> Cow<'static, str> {
-        "Phone".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "string", "pattern": r"^\+[1-9][0-9]{1,14}$", "examples": ["+4915112345678"]})
-    }
-}
-
-/// An e-mail address: something, an `@`, something, without blanks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Email(String);
-
-impl<'de> Deserialize<'de> for Email {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Text::<254>::deserialize(deserializer)?.0;
-        let fits = text.split_once('@').is_some_and(|(name, host)| {
-            !name.is_empty() && !host.is_empty() && !host.contains('@')
-        }) && !text.chars().any(|c| c.is_whitespace() || c.is_control());
-        if fits {
-            Ok(Self(text))
-        } else {
-            Err(de::Error::custom("an e-mail address is written name@host"))
-        }
-    }
-}
-
-impl JsonSchema for Email {
-    fn schema_name() -> Cow<'static, str> {
-        "Email".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "string", "format": "email", "maxLength": 254})
-    }
-}
-
-/// Free members of a contact: a JSON object of at most 16 KiB, kept byte for byte.
-#[derive(Clone, Debug, Serialize)]
-#[serde(transparent)]
-pub struct Attributes(RawJson);
-
-impl<'de> Deserialize<'de> for Attributes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = RawJson::deserialize(deserializer)?;
-        if !raw.is_object() {
-            return Err(de::Error::custom("attributes are a JSON object"));
-        }
-        if raw.as_str().len() > 16_384 {
-            return Err(de::Error::custom("attributes have at most 16,384 bytes"));
-        }
-        Ok(Self(raw))
-    }
-}
-
-impl JsonSchema for Attributes {
-    fn schema_name() -> Cow<'static, str> {
-        "Attributes".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "object", "additionalProperties": true})
-    }
-}
-
-/// Tags of a contact: at most 100, of at most 64 characters each.
-#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(inline)]
-pub struct Tags(#[schemars(length(max = 100))] Vec<Text<64>>);
-
-impl<'de> Deserialize<'de> for Tags {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let tags = Vec::<Text<64>>::deserialize(deserializer)?;
-        if tags.len() > 100 {
-            return Err(de::Error::custom("a contact has at most 100 tags"));
-        }
-        Ok(Self(tags))
-    }
-}
 
 /// A contact.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -423,13 +306,11 @@ async fn insert(
     let now = Timestamp::now();
     let contact = Contact {
         id: ContactId::generate(),
-        phone: new.phone.0,
+        phone: new.phone.into(),
         name: new.name.map(|name| name.0),
-        email: new.email.map(|email| email.0),
+        email: new.email.map(String::from),
         tags: new.tags.unwrap_or_default(),
-        attributes: new
-            .attributes
-            .unwrap_or_else(|| Attributes(RawJson::empty_object())),
+        attributes: new.attributes.unwrap_or_default(),
         created_at: now,
         updated_at: now,
     };
@@ -468,7 +349,7 @@ async fn change(
                 "a contact always has a phone number",
             ));
         }
-        MaybeUndefined::Value(phone) => contact.phone = phone.0,
+        MaybeUndefined::Value(phone) => contact.phone = phone.into(),
     }
     match change.name {
         MaybeUndefined::Undefined => {}
@@ -478,7 +359,7 @@ async fn change(
     match change.email {
         MaybeUndefined::Undefined => {}
         MaybeUndefined::Null => contact.email = None,
-        MaybeUndefined::Value(email) => contact.email = Some(email.0),
+        MaybeUndefined::Value(email) => contact.email = Some(email.into()),
     }
     match change.tags {
         MaybeUndefined::Undefined => {}
@@ -487,7 +368,7 @@ async fn change(
     }
     match change.attributes {
         MaybeUndefined::Undefined => {}
-        MaybeUndefined::Null => contact.attributes = Attributes(RawJson::empty_object()),
+        MaybeUndefined::Null => contact.attributes = Attributes::default(),
         MaybeUndefined::Value(attributes) => contact.attributes = attributes,
     }
     let updated = execute!(

@@ -5,3 +5,4 @@
 
 pub mod contacts;
 pub mod projects;
+pub mod values;

@@ -4,16 +4,15 @@
 //! so are the endpoint's own headers, which often carry credentials, and whose values are never shown
 //! again. An endpoint that is enabled again releases the deliveries that waited for it.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
-
-use poem::http::{HeaderName, HeaderValue};
 use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use secrecy::ExposeSecret as _;
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    deliveries, headers,
+    custom_headers::CustomHeaders,
+    deliveries,
+    patterns::Patterns,
     signature::EndpointSecret,
     target::{TargetPolicy, parse_target},
 };
@@ -39,128 +38,6 @@ impl Kind for EndpointKind {
 
 /// The id of an endpoint.
 pub type EndpointId = Id<EndpointKind>;
-
-/// What an endpoint listens to: `*`, `contact.*`, or whole event types.
-#[derive(Clone, Debug, Serialize)]
-#[serde(transparent)]
-pub struct Patterns(Vec<String>);
-
-impl Patterns {
-    /// Everything.
-    pub fn all() -> Self {
-        Self(vec!["*".to_owned()])
-    }
-
-    /// Whether an event type is among them.
-    pub fn matches(&self, event_type: &str) -> bool {
-        self.0
-            .iter()
-            .any(|pattern| match pattern.strip_suffix('*') {
-                // `contact.` of `contact.*`, or nothing of `*`.
-                Some(start) => event_type.starts_with(start),
-                None => event_type == pattern,
-            })
-    }
-}
-
-impl<'de> Deserialize<'de> for Patterns {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let patterns = Vec::<String>::deserialize(deserializer)?;
-        if patterns.len() > 100 {
-            return Err(de::Error::custom("an endpoint has at most 100 event types"));
-        }
-        for pattern in &patterns {
-            let fits = pattern == "*"
-                || super::events::is_event_type(pattern)
-                || pattern
-                    .strip_suffix(".*")
-                    .is_some_and(|start| super::events::is_event_type(&format!("{start}.x")));
-            if !fits {
-                return Err(de::Error::custom(format_args!(
-                    "`{pattern}` is no event type: write `*`, `contact.*` or `contact.created`"
-                )));
-            }
-        }
-        Ok(if patterns.is_empty() {
-            Self::all()
-        } else {
-            Self(patterns)
-        })
-    }
-}
-
-impl JsonSchema for Patterns {
-    fn schema_name() -> Cow<'static, str> {
-        "EventTypePatterns".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "array", "maxItems": 100, "items": {"type": "string"}, "examples": [["contact.*"]]})
-    }
-}
-
-/// Headers that an endpoint wants on its webhooks, by name.
-#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(inline)]
-pub struct CustomHeaders(BTreeMap<String, String>);
-
-impl CustomHeaders {
-    /// The headers, ready to send.
-    pub fn iter(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-        self.0
-            .iter()
-            .filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
-    }
-
-    fn masked(self) -> Self {
-        Self(
-            self.0
-                .into_keys()
-                .map(|name| (name, "********".to_owned()))
-                .collect(),
-        )
-    }
-}
-
-impl<'de> Deserialize<'de> for CustomHeaders {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let given = BTreeMap::<String, String>::deserialize(deserializer)?;
-        if given.len() > 20
-            || given
-                .iter()
-                .map(|(name, value)| name.len() + value.len())
-                .sum::<usize>()
-                > 8_192
-        {
-            return Err(de::Error::custom(
-                "an endpoint has at most 20 headers of 8,192 bytes together",
-            ));
-        }
-        for (name, value) in &given {
-            let Ok(parsed) = name.parse::<HeaderName>() else {
-                return Err(de::Error::custom(format_args!(
-                    "`{name}` is no header name"
-                )));
-            };
-            if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
-                return Err(de::Error::custom(format_args!(
-                    "`{name}` is the platform's to send"
-                )));
-            }
-            if value.parse::<HeaderValue>().is_err() {
-                return Err(de::Error::custom(format_args!(
-                    "the value of `{name}` is no header value"
-                )));
-            }
-        }
-        Ok(Self(given))
-    }
-}
 
 /// A webhook endpoint.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -529,7 +406,7 @@ impl EndpointsApi {
         match change.headers {
             MaybeUndefined::Undefined => {}
             MaybeUndefined::Null => {
-                row.headers = self.seal_headers(row.id, &CustomHeaders::default())
+                row.headers = self.seal_headers(row.id, &CustomHeaders::default());
             }
             MaybeUndefined::Value(headers) => row.headers = self.seal_headers(row.id, &headers),
         }
@@ -603,39 +480,4 @@ pub async fn disable(on: &mut impl Queryable, id: EndpointId, reason: &str) -> s
 /// The query texts of this resource's lists.
 pub fn lists() -> Vec<ListTexts> {
     vec![page::texts::<EndpointRow>(&[])]
-}
-
-/// What the sender of an endpoint's webhooks needs to know of it.
-#[derive(Clone, Debug)]
-pub struct Outlet {
-    /// Its id.
-    pub id: EndpointId,
-    /// Where to.
-    pub url: String,
-    /// The secret that signs.
-    pub secret: Arc<EndpointSecret>,
-    /// Its own headers.
-    pub headers: CustomHeaders,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Patterns;
-
-    fn patterns(json: &str) -> Option<Patterns> {
-        serde_json::from_str(json).ok()
-    }
-
-    #[test]
-    fn patterns_match_by_whole_parts() {
-        let some = patterns(r#"["contact.*", "order.paid"]"#).expect("patterns");
-        assert!(
-            some.matches("contact.created")
-                && some.matches("contact.a.b")
-                && some.matches("order.paid")
-        );
-        assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
-        assert!(patterns("[]").expect("patterns").matches("anything.at_all"));
-        assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());
-    }
 }

@@ -14,8 +14,9 @@ use serde_json::value::RawValue;
 
 use super::{
     deliveries::{self, State},
-    endpoints::{EndpointId, Patterns},
+    endpoints::EndpointId,
     event_types::EventType,
+    patterns::Patterns,
 };
 use crate::{
     contract::{

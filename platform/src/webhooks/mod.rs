@@ -5,6 +5,7 @@
 //! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows.
 
 pub mod attempts;
+pub mod custom_headers;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoints;
@@ -13,11 +14,14 @@ pub mod events;
 pub mod headers;
 pub mod inspector;
 pub mod ladder;
+pub mod patterns;
 pub mod payload;
+mod rooms;
 pub mod sender;
 mod settle;
 pub mod signature;
 pub mod target;
 pub mod worker;
 
+pub use rooms::Rooms;
 pub use settle::rescue;

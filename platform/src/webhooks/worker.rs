@@ -7,23 +7,23 @@
 //! never lost while the process lives, and if it dies, the job runs again.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
 use poem::http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
-use tokio::sync::Semaphore;
 use url::Url;
 
 use super::{
     attempts::{HeaderView, PluginUse, Status, shown_headers},
+    custom_headers::CustomHeaders,
     deliveries::{DeliverWebhook, DeliveryId, State},
-    endpoints::{CustomHeaders, EndpointId, open_headers},
+    endpoints::{EndpointId, open_headers},
     events::EventId,
     headers, ladder, payload,
+    rooms::Rooms,
     sender::{OutgoingRequest, Sender},
     settle::{self, Settlement},
     signature::EndpointSecret,
@@ -54,36 +54,6 @@ pub struct Worker {
     pub public_url: Arc<str>,
     /// Room per endpoint.
     pub rooms: Rooms,
-}
-
-/// Room for requests in flight, per endpoint.
-#[derive(Clone, Debug)]
-pub struct Rooms {
-    size: usize,
-    rooms: Arc<Mutex<HashMap<EndpointId, Weak<Semaphore>>>>,
-}
-
-impl Rooms {
-    /// Rooms for `size` requests each.
-    pub fn new(size: usize) -> Self {
-        Self {
-            size,
-            rooms: Arc::default(),
-        }
-    }
-
-    fn of(&self, endpoint: EndpointId) -> Arc<Semaphore> {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(room) = rooms.get(&endpoint).and_then(Weak::upgrade) {
-            return room;
-        }
-        if rooms.len() >= 1_024 {
-            rooms.retain(|_, room| room.strong_count() > 0);
-        }
-        let room = Arc::new(Semaphore::new(self.size));
-        rooms.insert(endpoint, Arc::downgrade(&room));
-        room
-    }
 }
 
 /// All that an attempt needs.
@@ -169,7 +139,8 @@ impl Worker {
             Ok(outlet) => outlet,
             Err(error) => {
                 let now = Timestamp::now();
-                let settlement = self.failed(job, &loaded, now, format!("internal: {error}"), None);
+                let settlement =
+                    Self::failed(job, &loaded, now, format!("internal: {error}"), None);
                 self.settle(&settlement).await;
                 return Ok(());
             }
@@ -181,10 +152,10 @@ impl Worker {
                 status: Status::Succeeded,
                 error: Some(format!("dropped_by_plugin: {reason}")),
                 outcome: ladder::Outcome::PluginDropped,
-                ..self.failed(job, &loaded, started_at, String::new(), Some(plugin))
+                ..Self::failed(job, &loaded, started_at, String::new(), Some(plugin))
             },
             Prepared::Fail { error, plugin } => {
-                self.failed(job, &loaded, started_at, error, plugin)
+                Self::failed(job, &loaded, started_at, error, plugin)
             }
             Prepared::Send {
                 body,
@@ -318,10 +289,6 @@ impl Worker {
         })
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "all of it is the one request, and used once"
-    )]
     async fn send(
         &self,
         job: &DeliverWebhook,
@@ -332,14 +299,14 @@ impl Worker {
         from_plugin: Vec<(String, String)>,
         plugin: Option<PluginUse>,
     ) -> Settlement {
-        let (headers, shown) = match self.headers(job, loaded, outlet, &body, &from_plugin) {
+        let (headers, shown) = match Self::headers(job, loaded, outlet, &body, &from_plugin) {
             Ok(headers) => headers,
             Err(error) => {
-                return self.failed(job, loaded, started_at, format!("request: {error}"), plugin);
+                return Self::failed(job, loaded, started_at, format!("request: {error}"), plugin);
             }
         };
         let Ok(url) = Url::parse(&outlet.url) else {
-            return self.failed(
+            return Self::failed(
                 job,
                 loaded,
                 started_at,
@@ -380,13 +347,12 @@ impl Worker {
             ),
             response_body: sent.response_body,
             outcome: sent.outcome,
-            ..self.failed(job, loaded, started_at, String::new(), plugin)
+            ..Self::failed(job, loaded, started_at, String::new(), plugin)
         }
     }
 
     /// The headers to send, and the same as they are recorded.
     fn headers(
-        &self,
         job: &DeliverWebhook,
         loaded: &Loaded,
         outlet: &Outlet,
@@ -438,7 +404,6 @@ impl Worker {
 
     /// An attempt in which nothing was sent.
     fn failed(
-        &self,
         job: &DeliverWebhook,
         loaded: &Loaded,
         started_at: Timestamp,
@@ -483,23 +448,5 @@ impl Worker {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(5));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{EndpointId, Rooms};
-
-    #[test]
-    fn an_endpoint_has_its_own_room_and_an_empty_one_is_forgotten() {
-        let rooms = Rooms::new(1);
-        let (one, two) = (EndpointId::generate(), EndpointId::generate());
-        let room = rooms.of(one);
-        let place = room.try_acquire();
-        assert!(place.is_ok());
-        assert!(rooms.of(one).try_acquire().is_err());
-        assert!(rooms.of(two).try_acquire().is_ok());
-        drop(place);
-        assert!(rooms.of(one).try_acquire().is_ok());
     }
 }

@@ -1,6 +1,9 @@
 //! The composition root: builds every part once and hands it on.
 
-use std::{io, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc, time::Duration};
+mod store;
+mod sweep;
+
+use std::{io, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt as _, TryStreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered,
@@ -11,6 +14,8 @@ use poem::{
 };
 use poem_openapi::OpenApiService;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use store::Store;
 
 use crate::{
     config::{Config, ConfigError, MasterKey},
@@ -25,11 +30,12 @@ use crate::{
         routes::Routes,
         spec::{self, Version},
     },
-    db::{Db, OpenError, Sealer, Timestamp},
+    db::{Db, OpenError, Sealer},
     jobs,
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
+        Rooms,
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
@@ -37,10 +43,9 @@ use crate::{
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
-        rescue,
         sender::{Sender, SenderError},
         target::TargetPolicy,
-        worker::{Rooms, Worker},
+        worker::Worker,
     },
 };
 
@@ -80,62 +85,6 @@ pub enum StartError {
     /// The server broke.
     #[error("server: {0}")]
     Server(#[from] io::Error),
-}
-
-/// The parts that every command may need.
-pub struct Store {
-    /// The settings.
-    pub config: Config,
-    /// The database, migrated.
-    pub db: Db,
-    /// The master key.
-    pub master: MasterKey,
-}
-
-impl Store {
-    /// Opens and migrates the database.
-    pub async fn open(mut config: Config) -> Result<Self, StartError> {
-        let db = Db::open(&config).await?;
-        db.migrate().await?;
-        let master = match (config.master_key.take(), config.sqlite_path()) {
-            (Some(key), _) => key,
-            (None, Some(path)) => {
-                kept_key(path.parent().unwrap_or(Path::new(""))).map_err(StartError::MasterKey)?
-            }
-            (None, None) => {
-                return Err(StartError::MasterKey(
-                    "is required with PostgreSQL".to_owned(),
-                ));
-            }
-        };
-        Ok(Self { config, db, master })
-    }
-}
-
-/// The key beside an embedded database, made when there is none.
-fn kept_key(folder: &Path) -> Result<MasterKey, String> {
-    let path = folder.join("master.key");
-    let about = |error: io::Error| format!("{}: {error}", path.display());
-    let key = MasterKey::generate();
-    // Written whole under another name first: whoever finds the file finds all of it.
-    let fresh = folder.join(format!("master.key.{}", ulid::Ulid::generate()));
-    let written = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&fresh)
-        .and_then(|mut file| io::Write::write_all(&mut file, key.to_base64().as_bytes()));
-    written.map_err(about)?;
-    let linked = std::fs::hard_link(&fresh, &path);
-    std::fs::remove_file(&fresh).map_err(about)?;
-    match linked {
-        Ok(()) => Ok(key),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            MasterKey::parse(&std::fs::read_to_string(&path).map_err(about)?)
-                .map_err(|error| format!("{}: {error}", path.display()))
-        }
-        Err(error) => Err(about(error)),
-    }
 }
 
 /// All built-in event types.
@@ -210,7 +159,7 @@ fn public_api(
         .summary(
             "A messaging and CRM platform with safe retries, stable lists and no lost webhook.",
         )
-        .description(include_str!("../../openapi/description.md"))
+        .description(include_str!("../../../openapi/description.md"))
         .server("/public/v1")
 }
 
@@ -396,36 +345,11 @@ impl App {
             jobs::run(db.clone(), 2, compile, stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            self.sweep(stop).map(Ok).boxed_local(),
+            sweep::run(db, &self.idempotency, stop)
+                .map(Ok)
+                .boxed_local(),
         ])
         .await
-    }
-
-    /// Removes what has had its time, and looks for what was lost.
-    async fn sweep(&self, stop: CancellationToken) {
-        const BATCH: i64 = 1_000;
-        let db = &self.store.db;
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(15)) => {}
-            }
-            let began = Timestamp::now();
-            let expired = until_small(BATCH, || self.idempotency.sweep(BATCH)).await;
-            let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
-            match rescue(db, Duration::from_secs(30), BATCH).await {
-                Ok(0) => {}
-                Ok(lost) => {
-                    metrics::counter!("botix_webhook_lost_jobs_total").increment(lost as u64);
-                    tracing::error!(
-                        lost,
-                        "deliveries were due and had no job; they have one again"
-                    );
-                }
-                Err(error) => tracing::warn!(%error, "the sweep for lost jobs failed"),
-            }
-            tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
-        }
     }
 }
 
@@ -441,26 +365,4 @@ pub async fn together<'f, E>(
         .collect::<FuturesUnordered<_>>()
         .try_collect()
         .await
-}
-
-/// Repeats a batch until one comes back small; how much there was.
-async fn until_small<F: Future<Output = sqlx::Result<u64>>>(
-    batch: i64,
-    step: impl Fn() -> F,
-) -> u64 {
-    let mut all = 0;
-    loop {
-        match step().await {
-            Ok(some) => {
-                all += some;
-                if some < batch.unsigned_abs() {
-                    return all;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a sweep failed");
-                return all;
-            }
-        }
-    }
 }

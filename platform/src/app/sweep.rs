@@ -1,0 +1,68 @@
+//! Sweeps: what removes things that have had their time, and looks for jobs that were lost.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    contract::idempotency::Idempotency,
+    db::{Db, Timestamp},
+    jobs,
+    webhooks::rescue,
+};
+
+/// How often the sweeps run.
+const EVERY: Duration = Duration::from_secs(15);
+
+/// How long a delivery may be due before somebody asks where its job is.
+const OVERDUE: Duration = Duration::from_secs(30);
+
+/// Rows that one transaction of a sweep touches at most.
+const BATCH: i64 = 1_000;
+
+/// Removes what has had its time, and looks for what was lost.
+pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(EVERY) => {}
+        }
+        let began = Timestamp::now();
+        let expired = until_small(BATCH, || idempotency.sweep(BATCH)).await;
+        let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
+        match rescue(db, OVERDUE, BATCH).await {
+            Ok(0) => {}
+            Ok(lost) => {
+                metrics::counter!("botix_webhook_lost_jobs_total").increment(lost as u64);
+                tracing::error!(
+                    lost,
+                    "deliveries were due and had no job; they have one again"
+                );
+            }
+            Err(error) => tracing::warn!(%error, "the sweep for lost jobs failed"),
+        }
+        tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
+    }
+}
+
+/// Repeats a batch until one comes back small; how much there was.
+async fn until_small<F: Future<Output = sqlx::Result<u64>>>(
+    batch: i64,
+    step: impl Fn() -> F,
+) -> u64 {
+    let mut all = 0;
+    loop {
+        match step().await {
+            Ok(some) => {
+                all += some;
+                if some < batch.unsigned_abs() {
+                    return all;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a sweep failed");
+                return all;
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Headers of a tenant's own on its webhooks: within bounds, and never the platform's.
+
+use std::collections::BTreeMap;
+
+use poem::http::{HeaderName, HeaderValue};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use super::headers;
+
+/// Headers that an endpoint wants on its webhooks, by name.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct CustomHeaders(BTreeMap<String, String>);
+
+impl CustomHeaders {
+    /// The headers, ready to send.
+    pub fn iter(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+        self.0
+            .iter()
+            .filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
+    }
+
+    /// The same names, with their values hidden.
+    #[must_use]
+    pub fn masked(self) -> Self {
+        Self(
+            self.0
+                .into_keys()
+                .map(|name| (name, "********".to_owned()))
+                .collect(),
+        )
+    }
+}
+
+impl<'de> Deserialize<'de> for CustomHeaders {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let given = BTreeMap::<String, String>::deserialize(deserializer)?;
+        if given.len() > 20
+            || given
+                .iter()
+                .map(|(name, value)| name.len() + value.len())
+                .sum::<usize>()
+                > 8_192
+        {
+            return Err(de::Error::custom(
+                "an endpoint has at most 20 headers of 8,192 bytes together",
+            ));
+        }
+        for (name, value) in &given {
+            let Ok(parsed) = name.parse::<HeaderName>() else {
+                return Err(de::Error::custom(format_args!(
+                    "`{name}` is no header name"
+                )));
+            };
+            if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
+                return Err(de::Error::custom(format_args!(
+                    "`{name}` is the platform's to send"
+                )));
+            }
+            if value.parse::<HeaderValue>().is_err() {
+                return Err(de::Error::custom(format_args!(
+                    "the value of `{name}` is no header value"
+                )));
+            }
+        }
+        Ok(Self(given))
+    }
+}

@@ -1,0 +1,93 @@
+//! What an endpoint listens to.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use super::events::is_event_type;
+
+/// What an endpoint listens to: `*`, `contact.*`, or whole event types.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub struct Patterns(Vec<String>);
+
+impl Patterns {
+    /// Everything.
+    pub fn all() -> Self {
+        Self(vec!["*".to_owned()])
+    }
+
+    /// Whether an event type is among them.
+    pub fn matches(&self, event_type: &str) -> bool {
+        self.0
+            .iter()
+            .any(|pattern| match pattern.strip_suffix('*') {
+                // `contact.` of `contact.*`, or nothing of `*`.
+                Some(start) => event_type.starts_with(start),
+                None => event_type == pattern,
+            })
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let patterns = Vec::<String>::deserialize(deserializer)?;
+        if patterns.len() > 100 {
+            return Err(de::Error::custom("an endpoint has at most 100 event types"));
+        }
+        for pattern in &patterns {
+            let fits = pattern == "*"
+                || is_event_type(pattern)
+                || pattern
+                    .strip_suffix(".*")
+                    .is_some_and(|start| is_event_type(&format!("{start}.x")));
+            if !fits {
+                return Err(de::Error::custom(format_args!(
+                    "`{pattern}` is no event type: write `*`, `contact.*` or `contact.created`"
+                )));
+            }
+        }
+        Ok(if patterns.is_empty() {
+            Self::all()
+        } else {
+            Self(patterns)
+        })
+    }
+}
+
+impl JsonSchema for Patterns {
+    fn schema_name() -> Cow<'static, str> {
+        "EventTypePatterns".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "maxItems": 100, "items": {"type": "string"}, "examples": [["contact.*"]]})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Patterns;
+
+    fn patterns(json: &str) -> Option<Patterns> {
+        serde_json::from_str(json).ok()
+    }
+
+    #[test]
+    fn patterns_match_by_whole_parts() {
+        let some = patterns(r#"["contact.*", "order.paid"]"#).expect("patterns");
+        assert!(
+            some.matches("contact.created")
+                && some.matches("contact.a.b")
+                && some.matches("order.paid")
+        );
+        assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
+        assert!(patterns("[]").expect("patterns").matches("anything.at_all"));
+        assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());
+    }
+}
