@@ -212,6 +212,13 @@ impl Config {
                     file.display()
                 )));
             }
+            // Looked at alone first: a fault of syntax does not say which file it is in.
+            Figment::from(Toml::file_exact(file))
+                .extract::<figment::value::Dict>()
+                .map_err(|error| {
+                    let what = error.to_string().replace('\n', " ");
+                    ConfigError(format!("--config {}: {what}", file.display()))
+                })?;
             figment = figment.merge(Toml::file_exact(file));
         }
         let figment = figment

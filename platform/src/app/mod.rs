@@ -126,12 +126,7 @@ type PublicApi = (
     InspectorApi,
 );
 
-fn public_api(
-    db: &Db,
-    sealer: &Sealer,
-    policy: TargetPolicy,
-    public_url: &str,
-) -> OpenApiService<PublicApi, ()> {
+fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<PublicApi, ()> {
     let apis = (
         ContactsApi { db: db.clone() },
         EventsApi {
@@ -144,7 +139,6 @@ fn public_api(
         EndpointsApi {
             db: db.clone(),
             sealer: sealer.clone(),
-            policy,
         },
         DeliveriesApi { db: db.clone() },
         AttemptsApi { db: db.clone() },
@@ -172,12 +166,7 @@ pub fn openapi(version: Version) -> serde_json::Value {
         writer: pool.clone(),
         readers: pool,
     };
-    let service = public_api(
-        &db,
-        &Sealer::new(&MasterKey::generate()),
-        TargetPolicy::default(),
-        "",
-    );
+    let service = public_api(&db, &Sealer::new(&MasterKey::generate()), "");
     let webhooks: Vec<_> = event_types().iter().map(EventType::webhook).collect();
     spec::document(version, || service.spec(), &webhooks)
 }
@@ -280,7 +269,7 @@ impl App {
     fn routes(&self) -> impl Endpoint<Output = Response> + 'static {
         let db = &self.store.db;
         let sealer = Sealer::new(&self.store.master);
-        let service = public_api(db, &sealer, self.policy(), &self.public_url);
+        let service = public_api(db, &sealer, &self.public_url);
         let contract = Contract {
             db: db.clone(),
             idempotency: self.idempotency.clone(),

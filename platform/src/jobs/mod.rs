@@ -32,6 +32,9 @@ const MISSED_HEARTBEATS: usize = 4;
 /// How long a stopping worker waits for the jobs that run.
 const DRAIN: Duration = Duration::from_secs(35);
 
+/// How long a stopping worker has to acknowledge the jobs that ended and to hand back the others.
+const FLUSH: Duration = Duration::from_millis(500);
+
 /// How long finished jobs stay, for people who look at the queue.
 const KEEP_FINISHED: Duration = Duration::from_mins(10);
 
@@ -120,12 +123,20 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
     while !stop.is_cancelled() {
         let started = tokio::time::Instant::now();
         let running = TaskTracker::new();
+        let life = worker(
+            &db,
+            concurrency,
+            handler.clone(),
+            running.clone(),
+            stop.clone(),
+        );
         let ended = tokio::select! {
-            ended = worker(&db, concurrency, handler.clone(), running.clone(), stop.clone()) => ended,
+            ended = life => ended,
             () = drained(&running, &stop) => Ok(()),
         };
         if stop.is_cancelled() {
-            break;
+            // A worker may end before the jobs that it started.
+            return drained(&running, &stop).await;
         }
         if let Err(error) = ended {
             if started.elapsed() > Duration::from_secs(10) {
@@ -196,7 +207,7 @@ async fn drained(running: &TaskTracker, stop: &CancellationToken) {
     if tokio::time::timeout(DRAIN, running.wait()).await.is_err() {
         tracing::warn!("some jobs did not end in time; they run again elsewhere");
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(FLUSH).await;
 }
 
 /// Removes a batch of finished jobs, and workers long gone; the number of jobs removed.

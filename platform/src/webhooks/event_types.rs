@@ -211,7 +211,10 @@ impl EventTypesApi {
         method = "get",
         operation_id = "list_event_types"
     )]
-    #[allow(clippy::unused_async, reason = "handlers are async, also this one that waits for nothing")]
+    #[allow(
+        clippy::unused_async,
+        reason = "handlers are async, also this one that waits for nothing"
+    )]
     async fn list(&self) -> Result<Page<EventTypeView>, ApiError> {
         let views = self.types.iter().map(|event_type| {
             let schema = serde_json::value::to_raw_value(&event_type.schema())
