@@ -168,6 +168,7 @@ CREATE TABLE plugins (
 CREATE INDEX plugins_walk ON plugins (project_id, created_at, id);
 
 CREATE TABLE plugin_versions (
+    id UUID PRIMARY KEY,
     plugin_id UUID NOT NULL REFERENCES plugins (id) ON DELETE CASCADE,
     version BIGINT NOT NULL,
     status TEXT NOT NULL,
@@ -177,8 +178,9 @@ CREATE TABLE plugin_versions (
     exports TEXT NOT NULL,
     component BYTEA NOT NULL,
     created_at TIMESTAMPTZ NOT NULL,
-    PRIMARY KEY (plugin_id, version)
+    UNIQUE (plugin_id, version)
 );
+CREATE INDEX plugin_versions_walk ON plugin_versions (plugin_id, created_at, id);
 
 -- Compiled components, authenticated under the master key; `engine` names the compiler and settings.
 CREATE TABLE plugin_artifacts (

@@ -28,6 +28,7 @@ use crate::{
 const DEFAULT_LIMIT: i64 = 20;
 const LARGEST_LIMIT: i64 = 200;
 const ORDER: &str = "-created_at,-id";
+const DECLARED_ORDER: &str = "declared";
 
 /// The declaration of a collection, on its row type.
 pub trait Listed:
@@ -185,16 +186,45 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// A list that always fits one page.
-    pub fn whole(data: Vec<T>) -> Self {
-        Self {
+    /// A page of a list that the program itself holds, in its own order.
+    pub fn of_declared<O: Kind>(
+        request: &PageRequest,
+        owner: Id<O>,
+        resource: &str,
+        rows: Vec<T>,
+    ) -> Result<Self, ApiError> {
+        let walk = Walk {
+            owner: owner.into(),
+            resource,
+            order: DECLARED_ORDER,
+            filters: &[],
+        };
+        // A row's position is its place in the list.
+        let place = |place: usize| Position {
+            created_at: Timestamp::from_micros(i64::try_from(place).unwrap_or(i64::MAX)),
+            id: uuid::Uuid::nil(),
+        };
+        let after = request.verified(&walk)?;
+        let start = after.map_or(0, |position| {
+            usize::try_from(position.created_at.micros()).unwrap_or(usize::MAX)
+        });
+        let end = start.saturating_add(request.rows()).min(rows.len());
+        let has_more = end < rows.len();
+        let next_cursor = has_more.then(|| request.keys.write(&walk, place(end)));
+        let link = next_cursor.as_ref().map(|cursor| request.link(cursor));
+        let data = rows
+            .into_iter()
+            .skip(start)
+            .take(end.saturating_sub(start))
+            .collect();
+        Ok(Self {
             body: PageBody {
                 data,
-                next_cursor: None,
-                has_more: false,
+                next_cursor,
+                has_more,
             },
-            link: None,
-        }
+            link,
+        })
     }
 
     /// The rows, to complete them.
@@ -232,9 +262,8 @@ impl<T> Page<T> {
                 })?),
             };
         let mut rows = read::<R>(db, owner, filters, after, request.limit + 1).await?;
-        let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
-        let has_more = rows.len() > limit;
-        rows.truncate(limit);
+        let has_more = rows.len() > request.rows();
+        rows.truncate(request.rows());
         let next_cursor = rows
             .last()
             .filter(|_| has_more)
@@ -253,6 +282,19 @@ impl<T> Page<T> {
 }
 
 impl PageRequest {
+    /// The position to go on from, if there is one, checked against the walk it must belong to.
+    fn verified(&self, walk: &Walk<'_>) -> Result<Option<Position>, ApiError> {
+        let invalid = |_| ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about());
+        self.cursor
+            .as_ref()
+            .map(|text| self.keys.read(walk, text).map_err(invalid))
+            .transpose()
+    }
+
+    fn rows(&self) -> usize {
+        usize::try_from(self.limit).unwrap_or(usize::MAX)
+    }
+
     /// The address of the next page: this one's, with another cursor.
     fn link(&self, cursor: &str) -> String {
         let mut query = url::form_urlencoded::Serializer::new(String::new());

@@ -125,6 +125,7 @@ impl Listed for PluginRow {
 
 #[derive(Debug, sqlx::FromRow)]
 struct VersionRow {
+    id: uuid::Uuid,
     version: i64,
     status: JsonText<VersionStatus>,
     reason: Option<String>,
@@ -132,6 +133,20 @@ struct VersionRow {
     size: i64,
     exports: JsonText<Vec<String>>,
     created_at: Timestamp,
+}
+
+impl Listed for VersionRow {
+    const RESOURCE: &'static str = "plugin-versions";
+    const TABLE: &'static str = "plugin_versions";
+    const COLUMNS: &'static str = "id, version, status, reason, sha256, size, exports, created_at";
+    const OWNER: &'static str = "plugin_id";
+
+    fn position(&self) -> Position {
+        Position {
+            created_at: self.created_at,
+            id: self.id,
+        }
+    }
 }
 
 impl From<VersionRow> for VersionView {
@@ -310,8 +325,6 @@ impl PluginsApi {
     }
 
     /// List versions
-    ///
-    /// All on one page, newest first.
     #[oai(
         path = "/plugins/:id/versions",
         method = "get",
@@ -320,11 +333,11 @@ impl PluginsApi {
     async fn list_versions(
         &self,
         caller: Caller,
+        page: PageRequest,
         id: Path<PluginId>,
     ) -> Result<Page<VersionView>, ApiError> {
-        let mut reader = self.db.read().await?;
-        find(&mut reader, caller.project, id.0).await?;
-        Ok(Page::whole(versions(&mut reader, id.0).await?))
+        find(&mut self.db.read().await?, caller.project, id.0).await?;
+        Page::fetch(&self.db, page, id.0, &[], |row: VersionRow| Ok(row.into())).await
     }
 
     /// Activate a version
@@ -418,7 +431,7 @@ async fn versions(on: &mut impl Queryable, id: PluginId) -> sqlx::Result<Vec<Ver
     let rows = fetch_all!(
         on,
         VersionRow,
-        "SELECT version, status, reason, sha256, size, exports, created_at FROM plugin_versions \
+        "SELECT id, version, status, reason, sha256, size, exports, created_at FROM plugin_versions \
          WHERE plugin_id = $1 ORDER BY version DESC",
         id
     )?;
@@ -449,6 +462,7 @@ async fn add_version(
         .map(|(name, _)| name.to_owned())
         .collect();
     let row = VersionRow {
+        id: uuid::Uuid::from_bytes(ulid::Ulid::generate().to_bytes()),
         version,
         status: JsonText(VersionStatus::Compiling),
         reason: None,
@@ -459,8 +473,9 @@ async fn add_version(
     };
     execute!(
         on,
-        "INSERT INTO plugin_versions (plugin_id, version, status, sha256, size, exports, component, created_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        "INSERT INTO plugin_versions (id, plugin_id, version, status, sha256, size, exports, component, created_at) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        row.id,
         plugin,
         version,
         JsonText(VersionStatus::Compiling),
@@ -485,5 +500,8 @@ async fn add_version(
 
 /// The query texts of this resource's lists.
 pub fn lists() -> Vec<ListTexts> {
-    vec![page::texts::<PluginRow>(&[])]
+    vec![
+        page::texts::<PluginRow>(&[]),
+        page::texts::<VersionRow>(&[]),
+    ]
 }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     contract::{
-        ApiError,
-        page::Page,
+        ApiError, Caller,
+        page::{Page, PageRequest},
         payload::{RawJson, parse_json},
         spec::{Tag, WebhookSchema},
     },
@@ -205,17 +205,17 @@ pub struct EventTypesApi {
 impl EventTypesApi {
     /// List the built-in event types
     ///
-    /// All on one page, each with the JSON Schema of its data.
+    /// Each with the JSON Schema of its data.
     #[oai(
         path = "/event-types",
         method = "get",
         operation_id = "list_event_types"
     )]
-    #[allow(
-        clippy::unused_async,
-        reason = "handlers are async, also this one that waits for nothing"
-    )]
-    async fn list(&self) -> Result<Page<EventTypeView>, ApiError> {
+    async fn list(
+        &self,
+        caller: Caller,
+        page: PageRequest,
+    ) -> Result<Page<EventTypeView>, ApiError> {
         let views = self.types.iter().map(|event_type| {
             let schema = serde_json::value::to_raw_value(&event_type.schema())
                 .map_err(ApiError::internal)?;
@@ -225,6 +225,7 @@ impl EventTypesApi {
                 schema: RawJson(schema),
             })
         });
-        Ok(Page::whole(views.collect::<Result<_, ApiError>>()?))
+        let views = views.collect::<Result<_, ApiError>>()?;
+        Page::of_declared(&page, caller.project, "event-types", views)
     }
 }
