@@ -1,0 +1,110 @@
+//! A fresh set-up for one run: database, server, project; gone when it is dropped.
+
+mod machine;
+mod postgres;
+mod receiver;
+mod server;
+mod store;
+mod usage;
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use tempfile::TempDir;
+
+pub use machine::describe as describe_machine;
+pub use receiver::Receiver;
+pub use store::Store;
+pub use usage::{Spent, Usage};
+
+use crate::{
+    Fault,
+    args::{Args, Database},
+    client::Client,
+};
+use postgres::Postgres;
+use server::{Program, Server};
+
+/// A running server with a database and a project of its own.
+pub struct Rig {
+    // Dropped in this order: the server before its database, the folder last.
+    server: Server,
+    postgres: Option<Postgres>,
+    /// The database, seen from beside the server.
+    pub store: Store,
+    /// Speaks for the project.
+    pub client: Client,
+    /// The project's id, without its prefix.
+    pub project: ulid::Ulid,
+    statements: bool,
+    _folder: TempDir,
+}
+
+impl Rig {
+    /// Starts everything.
+    pub async fn start(args: &Args, database: Database) -> Result<Self, Fault> {
+        let folder = tempfile::Builder::new().prefix("botix-bench-").tempdir()?;
+        // The user that PostgreSQL runs as has to get through.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        let statements = args.statements && database == Database::Postgres;
+        let (postgres, url) = match database {
+            Database::Postgres => {
+                let postgres = Postgres::start(folder.path(), statements).await?;
+                let url = postgres.url();
+                (Some(postgres), url)
+            }
+            Database::Sqlite => {
+                let file = folder.path().join("botix.db");
+                (None, format!("sqlite:{}", file.display()))
+            }
+        };
+        let program = Program::new(args.botix.as_deref(), folder.path(), &url, &args.env)?;
+        let server = Server::start(&program).await?;
+        let (project, key) = program.create_project()?;
+        let store = Store::open(&url).await?;
+        if statements {
+            store.watch_statements().await?;
+        }
+        Ok(Self {
+            client: Client::new(server.address, &key)?,
+            server,
+            postgres,
+            store,
+            project,
+            statements,
+            _folder: folder,
+        })
+    }
+
+    /// What the processes have used so far.
+    pub fn usage(&self) -> Result<Usage, Fault> {
+        Usage::read(self.server.pid(), self.postgres.as_ref().map(Postgres::pid))
+    }
+
+    /// Begins to measure.
+    pub async fn begin(&self) -> Result<Usage, Fault> {
+        if self.statements {
+            self.store.forget_statements().await?;
+        }
+        self.usage()
+    }
+
+    /// What was used since `before`; says which statements ran for `operations` if that was asked.
+    pub async fn end(&self, before: &Usage, operations: u64) -> Result<Spent, Fault> {
+        let spent = self.usage()?.since(before);
+        if self.statements {
+            eprint!("{}", self.store.statements(operations).await?);
+        }
+        Ok(spent)
+    }
+
+    /// Stops the server by SIGTERM. What it did wrong, besides its answers: warnings and errors in
+    /// its log, an end that is not clean.
+    pub async fn stop(self) -> Result<Vec<String>, Fault> {
+        let Self {
+            server, postgres, ..
+        } = self;
+        let wrong = server.stop().await?;
+        drop(postgres);
+        Ok(wrong)
+    }
+}
