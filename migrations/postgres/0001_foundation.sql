@@ -40,7 +40,7 @@ CREATE TABLE contacts (
 );
 CREATE INDEX contacts_walk ON contacts (project_id, created_at, id);
 
--- Sixteen rows a project: concurrent writers rarely meet on one, and a count adds sixteen numbers.
+-- At most 64 rows a project: concurrent writers rarely meet on one, and a count adds few numbers.
 CREATE TABLE contact_counts (
     project_id UUID NOT NULL,
     shard BIGINT NOT NULL,

@@ -316,7 +316,10 @@ impl App {
             )?,
             ladder: config.webhooks.ladder.clone().into(),
             public_url: (&*self.public_url).into(),
-            rooms: Rooms::new(config.webhooks.endpoint_concurrency),
+            rooms: Rooms::new(
+                config.webhooks.endpoint_concurrency,
+                config.webhooks.concurrency,
+            ),
         };
         let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {
             let worker = worker.clone();

@@ -238,10 +238,10 @@ pub(super) async fn pause(db: &Db, delivery: DeliveryId, endpoint: EndpointId) -
     tx.commit().await
 }
 
-/// Puts the planned attempt of a delivery off for a while; it does not count.
-pub(super) async fn put_off(db: &Db, delivery: DeliveryId, by: Duration) -> sqlx::Result<()> {
+/// Puts the planned attempt of a delivery off; it does not count.
+pub(super) async fn put_off(db: &Db, delivery: DeliveryId, at: Timestamp) -> sqlx::Result<()> {
     let mut tx = db.begin().await?;
-    deliveries::plan_again(&mut tx, delivery, Timestamp::now() + by).await?;
+    deliveries::plan_again(&mut tx, delivery, at).await?;
     tx.commit().await
 }
 

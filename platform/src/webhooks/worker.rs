@@ -34,8 +34,8 @@ use crate::{
     plugins::{self, PluginHost, PluginId},
 };
 
-/// How long an attempt is put off when its endpoint has no room, or its plugin is being compiled.
-const PUT_OFF: Duration = Duration::from_secs(1);
+/// How long an attempt is put off when its plugin is being compiled.
+const COMPILING: Duration = Duration::from_secs(1);
 
 /// What makes attempts.
 #[derive(Clone)]
@@ -132,8 +132,9 @@ impl Worker {
             Some(true) => {}
         }
         let room = self.rooms.of(loaded.endpoint_id);
-        let Ok(_place) = room.try_acquire() else {
-            return settle::put_off(&self.db, job.delivery_id, PUT_OFF).await;
+        let _place = match room.enter().await {
+            Ok(place) => place,
+            Err(at) => return settle::put_off(&self.db, job.delivery_id, at).await,
         };
         let outlet = match self.open(&loaded) {
             Ok(outlet) => outlet,
@@ -147,7 +148,10 @@ impl Worker {
         };
         let started_at = Timestamp::now();
         let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
-            Prepared::Wait => return settle::put_off(&self.db, job.delivery_id, PUT_OFF).await,
+            Prepared::Wait => {
+                let at = Timestamp::now() + COMPILING;
+                return settle::put_off(&self.db, job.delivery_id, at).await;
+            }
             Prepared::Drop { reason, plugin } => Settlement {
                 status: Status::Succeeded,
                 error: Some(format!("dropped_by_plugin: {reason}")),
@@ -166,6 +170,7 @@ impl Worker {
                     .await
             }
         };
+        room.took(settlement.duration);
         self.settle(&settlement).await;
         Ok(())
     }
