@@ -108,8 +108,8 @@ CREATE INDEX webhook_deliveries_by_type_walk
     ON webhook_deliveries (project_id, event_type, created_at, id);
 CREATE INDEX webhook_deliveries_due ON webhook_deliveries (next_attempt_at)
     WHERE state IN ('pending', 'retrying');
-CREATE INDEX webhook_deliveries_paused ON webhook_deliveries (endpoint_id)
-    WHERE state = 'paused';
+CREATE INDEX webhook_deliveries_open ON webhook_deliveries (endpoint_id, state)
+    WHERE state IN ('pending', 'retrying', 'paused');
 
 CREATE TABLE webhook_attempts (
     id BLOB PRIMARY KEY,
@@ -180,6 +180,7 @@ CREATE TABLE plugin_versions (
     created_at INTEGER NOT NULL,
     UNIQUE (plugin_id, version)
 );
+CREATE INDEX plugin_versions_by_content ON plugin_versions (sha256);
 CREATE INDEX plugin_versions_walk ON plugin_versions (plugin_id, created_at, id);
 
 -- Compiled components, authenticated under the master key; `engine` names the compiler and settings.

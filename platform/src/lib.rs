@@ -5,13 +5,13 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | [`cli`] | a file per command of the `botix` program |
-//! | [`app`] | the composition root: builds every part once and hands it on |
+//! | [`app`] | the composition root: builds every part once and hands it on; the sweeps |
 //! | [`console`] | HTML pages: docs, error codes |
 //! | [`resources`] | the business: a file per resource with its types, handlers and SQL |
 //! | [`webhooks`] | endpoints, events, deliveries, the ladder, signing, sending, the inspector |
 //! | [`plugins`] | tenants' WebAssembly: registry, engine, host imports, limits |
 //! | [`contract`] | what every route shares: auth, errors, idempotency, cursors, request ids |
-//! | [`jobs`] | apalis: enqueueing inside a transaction, workers, sweeps |
+//! | [`jobs`] | apalis: enqueueing inside a transaction, workers |
 //! | [`db`] | the only room that knows there are two databases |
 //! | [`config`] | typed settings |
 

@@ -104,6 +104,11 @@ async fn keys_are_stored_only_as_hashes(backend: Backend) {
         !holds(&project.api.api_key()["btx_live_".len()..]),
         "the API key"
     );
+    assert!(!holds(&secret), "the endpoint's secret");
+    assert!(
+        !holds(&secret["whsec_".len()..]),
+        "the endpoint's secret in other words"
+    );
     let log = server.stderr();
     assert!(
         !log.contains(project.api.api_key()),

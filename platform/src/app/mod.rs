@@ -35,10 +35,10 @@ use crate::{
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
-        Rooms,
+        Rooms, Running,
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
-        deliveries::{self, DeliverWebhook, DeliveriesApi},
+        deliveries::{self, DeliverWebhook, DeliveriesApi, TidyEndpoint},
         endpoints::{self, EndpointsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
@@ -224,6 +224,7 @@ impl App {
         let executions = TaskTracker::new();
         let idempotency = Idempotency::new(
             store.db.clone(),
+            Sealer::new(&store.master),
             store.config.idempotency.ttl,
             executions.clone(),
         );
@@ -249,21 +250,30 @@ impl App {
     /// Answers requests until `stop`, then finishes those in flight.
     pub async fn serve(&self, bound: Bound, stop: CancellationToken) -> Result<(), StartError> {
         let until = stop.clone();
-        Server::new_with_acceptor(bound.acceptor)
-            .run_with_graceful_shutdown(
-                self.routes(),
-                async move { until.cancelled().await },
-                Some(DRAIN),
-            )
-            .await?;
-        self.executions.close();
-        if tokio::time::timeout(DRAIN, self.executions.wait())
-            .await
-            .is_err()
-        {
-            tracing::warn!("some requests did not finish in time; their transactions roll back");
+        let deadline = async {
+            stop.cancelled().await;
+            tokio::time::sleep(DRAIN).await;
+        };
+        tokio::pin!(deadline);
+        let serving = async {
+            Server::new_with_acceptor(bound.acceptor)
+                .run_with_graceful_shutdown(
+                    self.routes(),
+                    async move { until.cancelled().await },
+                    Some(DRAIN),
+                )
+                .await?;
+            self.executions.close();
+            self.executions.wait().await;
+            Ok(())
+        };
+        tokio::select! {
+            served = serving => served,
+            () = &mut deadline => {
+                tracing::warn!("some requests did not finish in time; their transactions roll back");
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     fn routes(&self) -> impl Endpoint<Output = Response> + 'static {
@@ -320,6 +330,7 @@ impl App {
                 config.webhooks.endpoint_concurrency,
                 config.webhooks.concurrency,
             ),
+            running: Running::default(),
         };
         let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {
             let worker = worker.clone();
@@ -329,12 +340,22 @@ impl App {
             let plugins = plugins.clone();
             Box::pin(async move { plugins.compile(job).await })
         });
+        let tidied = db.clone();
+        let tidy: jobs::Handler<TidyEndpoint> = Arc::new(move |job| {
+            let db = tidied.clone();
+            Box::pin(async move {
+                jobs::until_done("tidy-endpoint", || deliveries::tidy(&db, job.endpoint_id)).await;
+            })
+        });
         let concurrency = config.webhooks.concurrency;
         together([
             jobs::run(db.clone(), concurrency, deliver, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             jobs::run(db.clone(), 2, compile, stop.clone())
+                .map(Ok)
+                .boxed_local(),
+            jobs::run(db.clone(), 2, tidy, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             sweep::run(db, &self.idempotency, stop)

@@ -88,7 +88,7 @@ fn call(event: &EventFile, config: String) -> plugins::Call {
             event_type: &event.event_type,
             timestamp: &timestamp,
             project_id: "prj_00000000000000000000000000",
-            data: event.data.get(),
+            data: Some(event.data.get()),
         },
         "http://127.0.0.1:8080",
     )

@@ -225,6 +225,13 @@ impl ApiError {
         self
     }
 
+    /// The same error with another detail.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
+        self.detail = detail.into();
+        self
+    }
+
     /// The same error, with its faults below another place of the body.
     #[must_use]
     pub fn below(mut self, place: &str) -> Self {

@@ -19,6 +19,9 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
+/// How long a client may take to send a body.
+const BODY_PATIENCE: Duration = Duration::from_mins(1);
+
 /// How long a read may take.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -123,7 +126,9 @@ impl<E> ContractEndpoint<E> {
         let Some(key) = key else {
             return Ok(Admitted::Read);
         };
-        let body = read_body(request).await?;
+        let body = tokio::time::timeout(BODY_PATIENCE, read_body(request))
+            .await
+            .map_err(|_| ApiError::invalid_body("", "the body did not arrive in time"))??;
         let fingerprint = fingerprint(
             request.method(),
             request.original_uri(),
@@ -179,7 +184,8 @@ async fn read_body(request: &mut Request) -> Result<bytes::Bytes, ApiError> {
         return Err(too_large());
     }
     let mut chunks = request.take_body().into_bytes_stream();
-    let mut body = bytes::BytesMut::with_capacity(announced.unwrap_or(0));
+    // What is announced may never come: memory grows with what arrives.
+    let mut body = bytes::BytesMut::with_capacity(announced.unwrap_or(0).min(64 << 10));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| {
             ApiError::invalid_body("", format!("the body did not arrive whole: {error}"))

@@ -6,6 +6,7 @@
 //! `($1 IS NULL OR …)` would lose the index. One row more than asked for is read, to know whether
 //! there is more.
 
+use futures::{Stream, TryStreamExt as _};
 use poem::{FromRequest, IntoResponse, Request, RequestBody, Response, http::Uri};
 use poem_openapi::{
     ApiResponse,
@@ -24,6 +25,9 @@ use crate::{
     },
     db::{Conn, Db, Id, Kind, Queryable as _, Timestamp},
 };
+
+/// A page ends after the row with which it reaches this many bytes, whatever its limit.
+const HEAVIEST: usize = 8 << 20;
 
 const DEFAULT_LIMIT: i64 = 20;
 const LARGEST_LIMIT: i64 = 200;
@@ -45,6 +49,11 @@ pub trait Listed:
 
     /// The row's place in the order.
     fn position(&self) -> Position;
+
+    /// How many bytes the row takes, where that may be many.
+    fn weight(&self) -> usize {
+        0
+    }
 }
 
 /// One condition on a list.
@@ -261,8 +270,8 @@ impl<T> Page<T> {
                     ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about())
                 })?),
             };
-        let mut rows = read::<R>(db, owner, filters, after, request.limit + 1).await?;
-        let has_more = rows.len() > request.rows();
+        let (mut rows, cut) = read::<R>(db, owner, filters, after, request.limit + 1).await?;
+        let has_more = cut || rows.len() > request.rows();
         rows.truncate(request.rows());
         let next_cursor = rows
             .last()
@@ -371,7 +380,7 @@ async fn read<R: Listed>(
     filters: &[Filter],
     after: Option<Position>,
     limit: i64,
-) -> sqlx::Result<Vec<R>> {
+) -> sqlx::Result<(Vec<R>, bool)> {
     // Safe: the text is made of this crate's own fragments alone, every value is bound.
     let text = AssertSqlSafe(query_text::<R>(filters, after.is_some()));
     let mut reader = db.read().await?;
@@ -388,13 +397,28 @@ async fn read<R: Listed>(
             if let Some(position) = after {
                 query = query.bind(position.created_at).bind(position.id);
             }
-            query.bind(limit).fetch_all($conn).await
+            gather(query.bind(limit).fetch($conn)).await
         }};
     }
     match reader.conn() {
         Conn::Postgres(conn) => run!(conn),
         Conn::Sqlite(conn) => run!(conn),
     }
+}
+
+/// Collects rows, one more than a page of them at the most, and fewer where they are heavy.
+async fn gather<R: Listed>(
+    mut rows: impl Stream<Item = sqlx::Result<R>> + Unpin,
+) -> sqlx::Result<(Vec<R>, bool)> {
+    let (mut gathered, mut weight) = (Vec::new(), 0);
+    while let Some(row) = rows.try_next().await? {
+        if weight >= HEAVIEST {
+            return Ok((gathered, true));
+        }
+        weight += row.weight();
+        gathered.push(row);
+    }
+    Ok((gathered, false))
 }
 
 impl<T: Serialize + Send> IntoResponse for Page<T> {

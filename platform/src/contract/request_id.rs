@@ -1,10 +1,13 @@
 //! `X-Request-Id: req_<ULID>` on every response, and in every log line of the request.
 
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt as _;
 use poem::{Endpoint, IntoResponse, Middleware, Request, Response, http::HeaderValue};
 use tracing::Instrument as _;
 
 use crate::{
-    contract::error,
+    contract::{ApiError, error},
     db::{Id, Kind},
 };
 
@@ -58,9 +61,11 @@ impl<E: Endpoint> Endpoint for RequestIdsEndpoint<E> {
         let span = tracing::info_span!("request", %id, method = %request.method(), path = request.uri().path());
         CURRENT
             .scope(id, async move {
-                let mut response = match self.0.call(request).await {
-                    Ok(response) => response.into_response(),
-                    Err(failure) => answer(failure),
+                let answered = AssertUnwindSafe(self.0.call(request)).catch_unwind().await;
+                let mut response = match answered {
+                    Ok(Ok(response)) => response.into_response(),
+                    Ok(Err(failure)) => answer(failure),
+                    Err(_) => ApiError::internal("a handler panicked").into_response(),
                 };
                 if let Ok(value) = HeaderValue::from_str(&id.to_string()) {
                     response.headers_mut().insert("x-request-id", value);

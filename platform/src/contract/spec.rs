@@ -3,7 +3,8 @@
 //! poem-openapi lists paths, parameters and which schema goes where; schemars describes the schemas
 //! in each version's own dialect; this module joins the two and adds what the layer in front of all
 //! handlers promises on every route: the key of each mutation, the cursor of each list, the error
-//! answers and the common headers. Nothing here is written per route.
+//! answers and the common headers. Which codes an operation can answer with follows from its form and
+//! its collection.
 
 use std::{cell::RefCell, collections::BTreeMap};
 

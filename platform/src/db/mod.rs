@@ -224,7 +224,7 @@ impl Db {
         }
     }
 
-    /// Whether the store answers and can be written.
+    /// Whether the store answers.
     pub async fn ping(&self) -> sqlx::Result<()> {
         self.read().await?.ping().await
     }
@@ -308,15 +308,18 @@ pub fn is_unavailable(error: &sqlx::Error) -> bool {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
         | sqlx::Error::Protocol(_) => true,
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| {
-            // PostgreSQL: connection, resources, shutdown, statement timeout. SQLite: busy, locked.
-            code.starts_with("08")
-                || code.starts_with("53")
-                || code.starts_with("57")
-                || matches!(
-                    &*code,
-                    "5" | "6" | "261" | "517" | "25P03" | "25006" | "40001" | "40P01"
-                )
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| match code.len() {
+            // PostgreSQL: connection, resources, intervention and time-outs, read-only, conflicts.
+            5 => {
+                ["08", "53", "57"]
+                    .iter()
+                    .any(|class| code.starts_with(class))
+                    || matches!(&*code, "25P03" | "25006" | "40001" | "40P01")
+            }
+            // SQLite, by the low byte: busy, locked, I/O, full, cannot open.
+            _ => code
+                .parse::<u32>()
+                .is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10 | 13 | 14)),
         }),
         _ => false,
     }

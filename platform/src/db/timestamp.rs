@@ -11,7 +11,9 @@ use poem_openapi::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sqlx::{Postgres, Sqlite, encode::IsNull, error::BoxDynError};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
+use time::{
+    OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339, macros::format_description,
+};
 
 /// Microseconds from the Unix epoch to the epoch of PostgreSQL's `TIMESTAMPTZ`.
 const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
@@ -19,6 +21,11 @@ const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
 /// A moment, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
+
+/// A text that is no time in RFC 3339.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a time is written in RFC 3339: 2026-12-01T09:30:00Z")]
+pub struct TimestampError;
 
 impl Timestamp {
     /// This moment.
@@ -98,10 +105,14 @@ impl fmt::Display for Timestamp {
 }
 
 impl std::str::FromStr for Timestamp {
-    type Err = time::error::Parse;
+    type Err = TimestampError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let time = OffsetDateTime::parse(text, &Rfc3339)?;
+    fn from_str(text: &str) -> Result<Self, TimestampError> {
+        let time = OffsetDateTime::parse(text, &Rfc3339).map_err(|_| TimestampError)?;
+        // An offset can carry a time out of the four-digit years, where it could not be written.
+        if !(0..=9999).contains(&time.to_offset(UtcOffset::UTC).year()) {
+            return Err(TimestampError);
+        }
         Ok(Self(
             i64::try_from(time.unix_timestamp_nanos().div_euclid(1_000)).unwrap_or(i64::MAX),
         ))
@@ -231,6 +242,25 @@ mod tests {
             "2025-12-01T01:46:40.12+01:00".parse::<Timestamp>().ok(),
             Some(timestamp)
         );
+    }
+
+    #[test]
+    fn what_is_read_can_be_written() {
+        for text in ["9999-12-31T23:59:59.999999Z", "0000-01-01T00:00:00Z"] {
+            let read = text.parse::<Timestamp>().map(|time| time.to_string());
+            assert!(
+                read.is_ok_and(|written| written.starts_with(&text[..19])),
+                "{text}"
+            );
+        }
+        for text in [
+            "9999-12-31T23:59:59-23:59",
+            "0000-01-01T00:00:00+01:00",
+            "yesterday",
+            "",
+        ] {
+            assert!(text.parse::<Timestamp>().is_err(), "{text}");
+        }
     }
 
     #[test]

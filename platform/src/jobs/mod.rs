@@ -132,7 +132,7 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
         );
         let ended = tokio::select! {
             ended = life => ended,
-            () = drained(&running, &stop) => Ok(()),
+            () = drained(&running, &stop) => return,
         };
         if stop.is_cancelled() {
             // A worker may end before the jobs that it started.
@@ -208,6 +208,16 @@ async fn drained(running: &TaskTracker, stop: &CancellationToken) {
         tracing::warn!("some jobs did not end in time; they run again elsewhere");
     }
     tokio::time::sleep(FLUSH).await;
+}
+
+/// Tries a job's work again until it is done: while the database is away, nothing can be settled.
+pub async fn until_done<F: Future<Output = sqlx::Result<()>>>(what: &str, work: impl Fn() -> F) {
+    let mut pause = Duration::from_millis(100);
+    while let Err(error) = work().await {
+        tracing::warn!(what, %error, ?pause, "a job's work failed; trying again");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
 }
 
 /// Removes a batch of finished jobs, and workers long gone; the number of jobs removed.

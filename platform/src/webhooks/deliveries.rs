@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     attempts::{Attempt, AttemptRow},
-    endpoints::EndpointId,
+    endpoints::{self, EndpointId},
     events::{Event, EventId},
 };
 use crate::{
@@ -185,8 +185,11 @@ pub struct DeliverWebhook {
     /// The number of the attempt.
     pub number: i64,
     /// Tells this job from another one for the same attempt, where one was put off or lost.
-    #[serde(default)]
     pub copy: i64,
+    /// Whose it is, and where it goes: enough to find out whether there is room, before any reading.
+    pub project_id: ProjectId,
+    /// See [`project_id`](Self::project_id).
+    pub endpoint_id: EndpointId,
 }
 
 impl Job for DeliverWebhook {
@@ -196,6 +199,28 @@ impl Job for DeliverWebhook {
         // Spelt as the sweep that looks for lost jobs can spell it in SQL.
         let id = uuid::Uuid::from(self.delivery_id);
         Some(format!("{}:{}:{}", id.simple(), self.number, self.copy))
+    }
+}
+
+/// The planned attempt of a delivery.
+#[derive(sqlx::FromRow)]
+struct Planned {
+    id: DeliveryId,
+    ladder_number: i64,
+    job_copy: i64,
+    project_id: ProjectId,
+    endpoint_id: EndpointId,
+}
+
+impl From<Planned> for DeliverWebhook {
+    fn from(planned: Planned) -> Self {
+        Self {
+            delivery_id: planned.id,
+            number: planned.ladder_number,
+            copy: planned.job_copy,
+            project_id: planned.project_id,
+            endpoint_id: planned.endpoint_id,
+        }
     }
 }
 
@@ -230,6 +255,8 @@ pub(super) async fn create(
                 delivery_id: id,
                 number: 1,
                 copy: 0,
+                project_id: event.project_id,
+                endpoint_id: endpoint,
             }],
             due,
         )
@@ -239,30 +266,80 @@ pub(super) async fn create(
     Ok(())
 }
 
-/// Sends what waited for an endpoint that is enabled again.
-pub(super) async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> Result<(), ApiError> {
+/// The job that does for all open deliveries of an endpoint what its resumption or deletion means.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TidyEndpoint {
+    /// Which endpoint.
+    pub endpoint_id: EndpointId,
+}
+
+impl Job for TidyEndpoint {
+    const QUEUE: &'static str = "tidy-endpoint";
+
+    fn unique_key(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Deliveries that one transaction of a tidying touches at most.
+const TIDY_BATCH: i64 = 1_000;
+
+/// Has the open deliveries of an endpoint seen to, once the caller's transaction commits. There may
+/// be millions of them: too many for the caller's transaction.
+pub(super) async fn tidy_later(
+    on: &mut impl Queryable,
+    endpoint_id: EndpointId,
+) -> sqlx::Result<()> {
+    jobs::enqueue(on, &[TidyEndpoint { endpoint_id }], Timestamp::now())
+        .await
+        .map_err(sqlx::Error::from)
+}
+
+/// Sends what waited for an endpoint that is enabled, cancels what is open of one that is gone, and
+/// leaves alone one that is disabled; in batches.
+pub async fn tidy(db: &Db, endpoint: EndpointId) -> sqlx::Result<()> {
+    loop {
+        let mut tx = db.begin().await?;
+        let done = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
+            Some(true) => release(&mut tx, endpoint).await?,
+            Some(false) => 0,
+            None => cancel(&mut tx, endpoint).await?,
+        };
+        tx.commit().await?;
+        if done < TIDY_BATCH.unsigned_abs() {
+            return Ok(());
+        }
+    }
+}
+
+async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
     let now = Timestamp::now();
     let released = fetch_all!(
         on,
-        (DeliveryId, i64, i64),
+        Planned,
         "UPDATE webhook_deliveries SET state = CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END, \
-         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1 \
-         WHERE endpoint_id = $1 AND state = 'paused' RETURNING id, ladder_number, job_copy",
+         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1 WHERE id IN \
+         (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state = 'paused' LIMIT $3) \
+         AND state = 'paused' RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
         endpoint,
-        now
+        now,
+        TIDY_BATCH
     )?;
-    let jobs: Vec<_> = released
-        .into_iter()
-        .map(|(delivery_id, number, copy)| DeliverWebhook {
-            delivery_id,
-            number,
-            copy,
-        })
-        .collect();
-    jobs::enqueue(on, &jobs, now)
-        .await
-        .map_err(sqlx::Error::from)?;
-    Ok(())
+    let jobs: Vec<_> = released.into_iter().map(DeliverWebhook::from).collect();
+    jobs::enqueue(on, &jobs, now).await?;
+    Ok(jobs.len() as u64)
+}
+
+async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
+    execute!(
+        on,
+        "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2 \
+         WHERE id IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 \
+         AND state IN ('pending', 'retrying', 'paused') LIMIT $3)",
+        endpoint,
+        Timestamp::now(),
+        TIDY_BATCH
+    )
 }
 
 /// Gives the planned attempt of a delivery another job; false when there is none to make.
@@ -273,42 +350,18 @@ pub(super) async fn plan_again(
 ) -> sqlx::Result<bool> {
     let planned = fetch_optional!(
         on,
-        (i64, i64),
+        Planned,
         "UPDATE webhook_deliveries SET next_attempt_at = $2, job_copy = job_copy + 1 \
-         WHERE id = $1 AND state IN ('pending', 'retrying') RETURNING ladder_number, job_copy",
+         WHERE id = $1 AND state IN ('pending', 'retrying') \
+         RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
         delivery_id,
         at
     )?;
-    let Some((number, copy)) = planned else {
+    let Some(planned) = planned else {
         return Ok(false);
     };
-    jobs::enqueue(
-        on,
-        &[DeliverWebhook {
-            delivery_id,
-            number,
-            copy,
-        }],
-        at,
-    )
-    .await?;
+    jobs::enqueue(on, &[DeliverWebhook::from(planned)], at).await?;
     Ok(true)
-}
-
-/// Cancels what is not finished of an endpoint that is no more.
-pub(super) async fn cancel_all(
-    on: &mut impl Queryable,
-    project: ProjectId,
-    endpoint: EndpointId,
-) -> sqlx::Result<u64> {
-    execute!(
-        on,
-        "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $3 \
-         WHERE project_id = $1 AND endpoint_id = $2 AND state IN ('pending', 'retrying', 'paused')",
-        project,
-        endpoint,
-        Timestamp::now()
-    )
 }
 
 /// The handlers of `/webhook-deliveries`.

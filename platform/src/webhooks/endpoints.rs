@@ -25,7 +25,7 @@ use crate::{
         spec::Tag,
         text::Text,
     },
-    db::{Db, Id, JsonText, Kind, Queryable, Sealer, Timestamp, execute, fetch_optional},
+    db::{Conn, Db, Id, JsonText, Kind, Queryable, Sealer, Timestamp, execute, fetch_optional},
     plugins::PluginId,
 };
 
@@ -102,9 +102,10 @@ pub struct NewEndpoint {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointChange {
-    /// An https or http URL without credentials.
+    /// An https or http URL without credentials; cannot be cleared.
     #[serde(default)]
-    url: Option<String>,
+    #[schemars(with = "Option<String>")]
+    url: MaybeUndefined<String>,
     /// A note of the tenant's.
     #[serde(default)]
     #[schemars(with = "Option<Text<500>>")]
@@ -113,9 +114,10 @@ pub struct EndpointChange {
     #[serde(default)]
     #[schemars(with = "Option<Patterns>")]
     event_types: MaybeUndefined<Patterns>,
-    /// Whether webhooks go out; those that waited go when this becomes true.
+    /// Whether webhooks go out; those that waited go when this becomes true. Cannot be cleared.
     #[serde(default)]
-    enabled: Option<bool>,
+    #[schemars(with = "Option<bool>")]
+    enabled: MaybeUndefined<bool>,
     /// The plugin.
     #[serde(default)]
     #[schemars(with = "Option<PluginId>")]
@@ -290,8 +292,21 @@ impl EndpointsApi {
         body: Body<EndpointChange>,
     ) -> Result<Reply<Endpoint>, ApiError> {
         let change = body.0;
-        if let Some(url) = &change.url {
-            check_url(url)?;
+        match &change.url {
+            MaybeUndefined::Undefined => {}
+            MaybeUndefined::Null => {
+                return Err(ApiError::invalid_body(
+                    "/url",
+                    "an endpoint always has a URL",
+                ));
+            }
+            MaybeUndefined::Value(url) => check_url(url)?,
+        }
+        if change.enabled.is_null() {
+            return Err(ApiError::invalid_body(
+                "/enabled",
+                "an endpoint is enabled or not",
+            ));
         }
         if let MaybeUndefined::Value(config) = &change.plugin_config {
             check_config(Some(config))?;
@@ -311,7 +326,7 @@ impl EndpointsApi {
             Timestamp::now()
         )?
         .ok_or_else(|| ApiError::not_found("endpoint"))?;
-        let resumes = change.enabled == Some(true) && !row.enabled;
+        let resumes = change.enabled == MaybeUndefined::Value(true) && !row.enabled;
         let row = self.apply(row, change);
         execute!(
             &mut work,
@@ -328,7 +343,7 @@ impl EndpointsApi {
             &row.headers[..]
         )?;
         if resumes {
-            deliveries::release(&mut work, row.id).await?;
+            deliveries::tidy_later(&mut work, row.id).await?;
         }
         Ok(Reply(self.show(row)?))
     }
@@ -356,7 +371,7 @@ impl EndpointsApi {
         if deleted == 0 {
             return Err(ApiError::not_found("endpoint"));
         }
-        deliveries::cancel_all(&mut work, caller.project, id.0).await?;
+        deliveries::tidy_later(&mut work, id.0).await?;
         Ok(NoContent)
     }
 }
@@ -368,10 +383,10 @@ impl EndpointsApi {
     }
 
     fn apply(&self, mut row: EndpointRow, change: EndpointChange) -> EndpointRow {
-        if let Some(url) = change.url {
+        if let MaybeUndefined::Value(url) = change.url {
             row.url = url;
         }
-        if let Some(enabled) = change.enabled {
+        if let MaybeUndefined::Value(enabled) = change.enabled {
             row.enabled = enabled;
             row.disabled_reason = None;
         }
@@ -453,16 +468,29 @@ async fn check_plugin(
     project: ProjectId,
     plugin: PluginId,
 ) -> Result<(), ApiError> {
-    let row = fetch_optional!(
-        on,
-        (PluginId,),
-        "SELECT id FROM plugins WHERE project_id = $1 AND id = $2",
-        project,
-        plugin
-    )?;
+    // Shared, so that the plugin cannot be deleted before this endpoint that names it commits.
+    let text = match on.conn() {
+        Conn::Postgres(_) => "SELECT id FROM plugins WHERE project_id = $1 AND id = $2 FOR SHARE",
+        Conn::Sqlite(_) => "SELECT id FROM plugins WHERE project_id = $1 AND id = $2",
+    };
+    let row = fetch_optional!(on, (PluginId,), text, project, plugin)?;
     row.map(drop).ok_or_else(|| {
         ApiError::invalid_body("/plugin_id", "there is no such plugin in this project")
     })
+}
+
+/// Whether an endpoint is enabled, if it is there at all; whoever would enable, disable or delete it
+/// waits until this transaction ends.
+pub(super) async fn is_enabled_for_now(
+    on: &mut impl Queryable,
+    id: EndpointId,
+) -> sqlx::Result<Option<bool>> {
+    let text = match on.conn() {
+        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
+        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
+    };
+    let row = fetch_optional!(on, (bool,), text, id)?;
+    Ok(row.map(|(enabled,)| enabled))
 }
 
 /// Disables an endpoint for a reason of the platform's; its deliveries wait.

@@ -211,6 +211,10 @@ impl EventTypesApi {
         method = "get",
         operation_id = "list_event_types"
     )]
+    #[allow(
+        clippy::unused_async,
+        reason = "handlers are async, also this one that waits for nothing"
+    )]
     async fn list(
         &self,
         caller: Caller,

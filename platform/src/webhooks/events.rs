@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::{
     deliveries::{self, State},
-    endpoints::EndpointId,
+    endpoints::{self, EndpointId},
     event_types::EventType,
     patterns::Patterns,
 };
@@ -26,7 +26,7 @@ use crate::{
         page::{self, Filter, ListTexts, Listed, Page, PageRequest},
         spec::Tag,
     },
-    db::{Conn, Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_all, fetch_optional},
+    db::{Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_all, fetch_optional},
 };
 
 /// The largest data of an event, in bytes.
@@ -90,6 +90,10 @@ impl Listed for EventRow {
             created_at: self.created_at,
             id: self.id.into(),
         }
+    }
+
+    fn weight(&self) -> usize {
+        self.data.0.get().len()
     }
 }
 
@@ -171,28 +175,24 @@ async fn publish_raw(
         project
     )?;
     for target in targets {
-        if target.event_types.0.matches(&event.event_type) {
-            let enabled = target.enabled || is_enabled(on, target.id).await?;
-            let state = if enabled {
-                State::Pending
-            } else {
-                State::Paused
-            };
-            deliveries::create(on, &event, target.id, state).await?;
+        if !target.event_types.0.matches(&event.event_type) {
+            continue;
         }
+        // One that seems disabled is looked at again, locked: a delivery that is about to wait must
+        // not slip past a resumption, nor wait for an endpoint that is gone.
+        let enabled = if target.enabled {
+            Some(true)
+        } else {
+            endpoints::is_enabled_for_now(on, target.id).await?
+        };
+        let state = match enabled {
+            Some(true) => State::Pending,
+            Some(false) => State::Paused,
+            None => continue,
+        };
+        deliveries::create(on, &event, target.id, state).await?;
     }
     Ok(event)
-}
-
-/// Looks again at an endpoint that seemed disabled, keeping whoever resumes it waiting: a delivery
-/// that is about to be `paused` must not slip past the resumption.
-async fn is_enabled(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<bool> {
-    let text = match on.conn() {
-        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
-        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
-    };
-    let row = fetch_optional!(on, (bool,), text, endpoint)?;
-    Ok(row.is_some_and(|(enabled,)| enabled))
 }
 
 /// The handlers of `/events`.

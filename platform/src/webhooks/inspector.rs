@@ -3,6 +3,8 @@
 //! A bin's address is public and unguessable; reading what it received needs the project's key.
 //! A bin keeps its newest 500 requests, with bodies of at most 64 KiB.
 
+use std::time::Duration;
+
 use poem::{Endpoint, Request, Response, http::StatusCode};
 use poem_openapi::{OpenApi, param::Path};
 use schemars::JsonSchema;
@@ -19,11 +21,14 @@ use crate::{
         request_id::{self, RequestId},
         spec::Tag,
     },
-    db::{Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_optional},
+    db::{self, Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_optional},
 };
 
 const KEPT: i64 = 500;
 const MAX_BODY: usize = 65_536;
+
+/// How long a sender may take for its body.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A bin; names the kind of its id.
 pub struct BinKind;
@@ -273,7 +278,11 @@ impl Endpoint for Receive {
                 .iter()
                 .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or("(not text)"))),
         );
-        let body = match request.take_body().into_bytes_limit(MAX_BODY).await {
+        let reading = request.take_body().into_bytes_limit(MAX_BODY);
+        let Ok(read) = tokio::time::timeout(PATIENCE, reading).await else {
+            return Err(ApiError::invalid_body("", "the body did not arrive in time").into());
+        };
+        let body = match read {
             Ok(body) => body,
             Err(poem::error::ReadBodyError::PayloadTooLarge) => {
                 return Err(ApiError::new(
@@ -284,7 +293,7 @@ impl Endpoint for Receive {
             }
             Err(error) => return Err(ApiError::invalid_body("", error.to_string()).into()),
         };
-        keep(
+        let keeping = keep(
             &self.db,
             bin,
             request.method().as_str(),
@@ -292,8 +301,10 @@ impl Endpoint for Receive {
             request.uri().query(),
             &headers,
             &body,
-        )
-        .await?;
+        );
+        db::within(db::PATIENCE, keeping)
+            .await
+            .map_err(ApiError::from)??;
         Ok(Response::builder()
             .status(StatusCode::OK)
             .content_type("application/json")

@@ -23,5 +23,5 @@ pub mod signature;
 pub mod target;
 pub mod worker;
 
-pub use rooms::Rooms;
+pub use rooms::{Rooms, Running};
 pub use settle::rescue;

@@ -1,22 +1,21 @@
-//! Room for requests in flight, per endpoint: what keeps a slow one from taking every slot.
+//! Room for attempts, per endpoint and per project: what keeps a slow tenant from taking every slot.
 //!
-//! An endpoint has room for so many requests and a waiting room of a bounded part of the process's
-//! slots. Whoever finds both full is put off, to a time that grows with those put off before and with
-//! how long this endpoint's requests take: a fast one is kept busy, one that hangs is asked rarely.
+//! An endpoint has room for so many requests. Whoever finds it full waits, as long as the waiting
+//! room, which all endpoints share, and the project's part of the process's slots are not full;
+//! otherwise it is put off, to a time that grows with those put off before and with how long this
+//! endpoint's requests take: a fast one is kept busy, one that hangs is asked rarely.
 
 use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    collections::{HashMap, HashSet, hash_map::Entry},
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::endpoints::EndpointId;
-use crate::db::Timestamp;
+use super::{deliveries::DeliveryId, endpoints::EndpointId};
+use crate::{contract::auth::ProjectId, db::Timestamp};
 
 /// The least time that somebody is put off by.
 const PUT_OFF: Duration = Duration::from_secs(1);
@@ -25,21 +24,22 @@ const PUT_OFF: Duration = Duration::from_secs(1);
 /// has become fast again.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Rooms of all endpoints.
+/// The rooms of one process.
 #[derive(Clone, Debug)]
 pub struct Rooms {
     size: usize,
-    waiting: usize,
-    rooms: Arc<Mutex<HashMap<EndpointId, Weak<Room>>>>,
+    waiting_room: usize,
+    project_part: usize,
+    endpoints: Arc<Mutex<HashMap<EndpointId, Weak<Room>>>>,
+    waiting: Arc<Counts<()>>,
+    projects: Arc<Counts<ProjectId>>,
 }
 
 /// The room of one endpoint.
 #[derive(Debug)]
-pub(super) struct Room {
+struct Room {
     size: usize,
     slots: Arc<Semaphore>,
-    waiting_room: usize,
-    waiting: AtomicUsize,
     pace: Mutex<Pace>,
 }
 
@@ -50,144 +50,217 @@ struct Pace {
     next: Timestamp,
 }
 
-/// A place in a room.
+/// A place at an endpoint, free again when dropped.
 #[derive(Debug)]
-pub(super) struct Place(
-    #[allow(dead_code, reason = "held, and freed when dropped")] OwnedSemaphorePermit,
-);
+pub(super) struct Place {
+    room: Arc<Room>,
+    _slot: OwnedSemaphorePermit,
+    _of_project: Counted<ProjectId>,
+}
 
 impl Rooms {
     /// Rooms for `size` requests each, of a process that makes `concurrency` attempts at a time.
     pub fn new(size: usize, concurrency: usize) -> Self {
         Self {
             size,
-            waiting: concurrency / 4,
-            rooms: Arc::default(),
+            waiting_room: concurrency / 4,
+            project_part: concurrency.div_ceil(2),
+            endpoints: Arc::default(),
+            waiting: Arc::default(),
+            projects: Arc::default(),
         }
     }
 
-    /// The room of an endpoint.
-    pub(super) fn of(&self, endpoint: EndpointId) -> Arc<Room> {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(room) = rooms.get(&endpoint).and_then(Weak::upgrade) {
+    /// A place, perhaps after waiting; `Err` with the time to come back when there is too little room.
+    pub(super) async fn enter(
+        &self,
+        project: ProjectId,
+        endpoint: EndpointId,
+    ) -> Result<Place, Timestamp> {
+        let room = self.of(endpoint);
+        let of_project = Counts::add(&self.projects, project, self.project_part)
+            .ok_or_else(|| room.come_back())?;
+        let slot = if let Ok(slot) = room.slots.clone().try_acquire_owned() {
+            slot
+        } else {
+            let _waiting = Counts::add(&self.waiting, (), self.waiting_room)
+                .ok_or_else(|| room.come_back())?;
+            // The semaphore is never closed.
+            let slot = room.slots.clone().acquire_owned().await;
+            slot.map_err(|_| room.come_back())?
+        };
+        Ok(Place {
+            room,
+            _slot: slot,
+            _of_project: of_project,
+        })
+    }
+
+    fn of(&self, endpoint: EndpointId) -> Arc<Room> {
+        let mut endpoints = locked(&self.endpoints);
+        if let Some(room) = endpoints.get(&endpoint).and_then(Weak::upgrade) {
             return room;
         }
-        if rooms.len() >= 1_024 {
-            rooms.retain(|_, room| room.strong_count() > 0);
+        if endpoints.len() >= 1_024 {
+            endpoints.retain(|_, room| room.strong_count() > 0);
         }
         let room = Arc::new(Room {
             size: self.size,
             slots: Arc::new(Semaphore::new(self.size)),
-            waiting_room: self.waiting,
-            waiting: AtomicUsize::new(0),
             pace: Mutex::new(Pace {
                 usual: Duration::from_millis(50),
                 next: Timestamp::now(),
             }),
         });
-        rooms.insert(endpoint, Arc::downgrade(&room));
+        endpoints.insert(endpoint, Arc::downgrade(&room));
         room
     }
 }
 
-impl Room {
-    /// A place, after waiting for it; `Err` with the time to come back when the waiting room is full.
-    pub(super) async fn enter(&self) -> Result<Place, Timestamp> {
-        if let Ok(permit) = self.slots.clone().try_acquire_owned() {
-            return Ok(Place(permit));
-        }
-        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = Waiting(&self.waiting);
-        if before >= self.waiting_room {
-            return Err(self.come_back());
-        }
-        // The semaphore is never closed.
-        self.slots
-            .clone()
-            .acquire_owned()
-            .await
-            .map(Place)
-            .map_err(|_| self.come_back())
-    }
-
+impl Place {
     /// Notes how long a request took.
     pub(super) fn took(&self, duration: Duration) {
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pace = locked(&self.room.pace);
         pace.usual = (pace.usual * 7 + duration) / 8;
     }
+}
 
+impl Room {
     fn come_back(&self) -> Timestamp {
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pace = locked(&self.pace);
         let now = Timestamp::now();
         // Twice as many come back as are expected to find room: the estimate may be too low.
         let step = pace.usual / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
-        let soonest = now + PUT_OFF;
-        let at = if pace.next > soonest {
-            pace.next
-        } else {
-            soonest
-        };
+        let at = pace.next.max(now + PUT_OFF);
         pace.next = at + step;
         at.min(now + LONGEST)
     }
 }
 
-struct Waiting<'w>(&'w AtomicUsize);
+/// How many there are of each.
+#[derive(Debug)]
+struct Counts<K: Eq + Hash>(Mutex<HashMap<K, usize>>);
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl<K: Eq + Hash> Default for Counts<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
+}
+
+/// One of those counted, until dropped.
+#[derive(Debug)]
+struct Counted<K: Eq + Hash + Copy>(Arc<Counts<K>>, K);
+
+impl<K: Eq + Hash + Copy> Counts<K> {
+    fn add(counts: &Arc<Self>, key: K, most: usize) -> Option<Counted<K>> {
+        let mut all = locked(&counts.0);
+        let count = all.entry(key).or_insert(0);
+        if *count >= most {
+            return None;
+        }
+        *count += 1;
+        Some(Counted(counts.clone(), key))
+    }
+}
+
+impl<K: Eq + Hash + Copy> Drop for Counted<K> {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut entry) = locked(&self.0.0).entry(self.1) {
+            *entry.get_mut() -= 1;
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
+    }
+}
+
+/// The attempts that one process is making.
+#[derive(Clone, Debug, Default)]
+pub struct Running(Arc<Mutex<HashSet<(DeliveryId, i64)>>>);
+
+/// An attempt that is being made, until dropped.
+#[derive(Debug)]
+pub(super) struct RunningAttempt(Running, (DeliveryId, i64));
+
+impl Running {
+    /// Begins an attempt, unless somebody is at it.
+    pub(super) fn begin(&self, delivery: DeliveryId, number: i64) -> Option<RunningAttempt> {
+        let attempt = (delivery, number);
+        locked(&self.0)
+            .insert(attempt)
+            .then(|| RunningAttempt(self.clone(), attempt))
+    }
+}
+
+impl Drop for RunningAttempt {
+    fn drop(&mut self) {
+        locked(&self.0.0).remove(&self.1);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::{EndpointId, Rooms};
+    use super::{DeliveryId, EndpointId, ProjectId, Rooms, Running};
     use crate::db::Timestamp;
 
     #[tokio::test]
-    async fn an_endpoint_has_its_own_room_and_an_empty_one_is_forgotten() {
-        let rooms = Rooms::new(1, 0);
-        let (one, two) = (EndpointId::generate(), EndpointId::generate());
-        let room = rooms.of(one);
-        let place = room.enter().await;
-        assert!(place.is_ok());
-        assert!(rooms.of(one).enter().await.is_err());
-        assert!(rooms.of(two).enter().await.is_ok());
-        drop(place);
-        assert!(rooms.of(one).enter().await.is_ok());
-    }
-
-    #[tokio::test]
     async fn whoever_waits_gets_the_place_that_becomes_free() {
-        let rooms = Rooms::new(1, 4);
-        let room = rooms.of(EndpointId::generate());
-        let place = room.enter().await;
-        let waiting = room.enter();
+        let rooms = Rooms::new(1, 8);
+        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
+        let place = rooms.enter(project, endpoint).await;
+        assert!(place.is_ok());
+        let waiting = rooms.enter(project, endpoint);
         let leaving = async { drop(place) };
         let (entered, ()) = tokio::join!(waiting, leaving);
         assert!(entered.is_ok());
     }
 
     #[tokio::test]
-    async fn those_put_off_come_back_one_after_the_other_and_later_at_a_slow_endpoint() {
-        let rooms = Rooms::new(1, 0);
-        let room = rooms.of(EndpointId::generate());
-        let _place = room.enter().await;
+    async fn a_project_with_many_slow_endpoints_leaves_room_for_others() {
+        let rooms = Rooms::new(4, 16);
+        let (slow, other) = (ProjectId::generate(), ProjectId::generate());
+        let mut places = Vec::new();
         for _ in 0..100 {
-            room.took(Duration::from_secs(2));
+            places.extend(rooms.enter(slow, EndpointId::generate()).await);
+        }
+        assert_eq!(places.len(), 8, "half of the slots");
+        assert!(rooms.enter(other, EndpointId::generate()).await.is_ok());
+        places.pop();
+        assert!(rooms.enter(slow, EndpointId::generate()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn those_put_off_come_back_one_after_the_other_and_later_at_a_slow_endpoint() {
+        let rooms = Rooms::new(1, 2);
+        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
+        let place = rooms.enter(project, endpoint).await.expect("a place");
+        for _ in 0..100 {
+            place.took(Duration::from_secs(2));
         }
         let begun = Timestamp::now();
         let mut last = begun;
         for _ in 0..100 {
-            let at = room.enter().await.err();
-            assert!(
-                at.is_some_and(|at| at >= last && at <= Timestamp::now() + Duration::from_secs(30))
-            );
-            last = at.unwrap_or(last);
+            let at = rooms.enter(project, endpoint).await.expect_err("no room");
+            assert!(at >= last && at <= Timestamp::now() + Duration::from_secs(30));
+            last = at;
         }
         assert!(last.since(begun) >= Duration::from_secs(20));
+    }
+
+    #[test]
+    fn an_attempt_is_made_once_at_a_time() {
+        let running = Running::default();
+        let delivery = DeliveryId::generate();
+        let first = running.begin(delivery, 1);
+        assert!(first.is_some() && running.begin(delivery, 1).is_none());
+        assert!(running.begin(delivery, 2).is_some());
+        drop(first);
+        assert!(running.begin(delivery, 1).is_some());
     }
 }

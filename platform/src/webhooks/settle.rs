@@ -2,8 +2,8 @@
 //!
 //! The attempt row, the delivery's new state, and either the next attempt's job or the dead letter
 //! commit together. `UNIQUE (delivery_id, number)` makes it idempotent: a job that ran twice settles
-//! once. The delivery's row is locked first, so a pause, a deletion or a manual retry at the same
-//! moment is seen.
+//! once. The delivery's row is updated, and so locked, before its new state is decided, so a pause or
+//! a deletion at the same moment is seen.
 
 use std::time::Duration;
 
@@ -144,7 +144,8 @@ impl Settlement {
                 }
             }
         }
-        // What happened to the delivery while the request was out stands, unless it was received.
+        // What happened to the delivery while the request was out stands: a pause lets it wait unless
+        // it was received, a cancellation is final.
         let waits = match locked.state.parse() {
             Ok(State::Pending | State::Retrying) => false,
             Ok(State::Paused) => true,
@@ -170,6 +171,8 @@ impl Settlement {
                 delivery_id: self.delivery,
                 number: after.ladder_number,
                 copy: 0,
+                project_id: self.project,
+                endpoint_id: self.endpoint,
             };
             jobs::enqueue(tx, &[job], at).await?;
         }
@@ -214,27 +217,27 @@ fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// Lets a delivery wait because its endpoint is disabled, unless it was enabled at this moment.
-pub(super) async fn pause(db: &Db, delivery: DeliveryId, endpoint: EndpointId) -> sqlx::Result<()> {
+/// Settles a delivery whose endpoint is disabled or gone, without an attempt: it waits, or is
+/// cancelled, unless the endpoint was enabled at this moment.
+pub(super) async fn hold(db: &Db, delivery: DeliveryId, endpoint: EndpointId) -> sqlx::Result<()> {
     let mut tx = db.begin().await?;
-    // Locked: whoever resumes the endpoint finds either us or the pause.
-    let text = match tx.conn() {
-        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
-        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
-    };
-    let enabled = fetch_optional!(&mut tx, (bool,), text, endpoint)?;
     let now = Timestamp::now();
-    if enabled == Some((true,)) {
-        deliveries::plan_again(&mut tx, delivery, now).await?;
-    } else {
-        execute!(
-            &mut tx,
-            "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2 \
-             WHERE id = $1 AND state IN ('pending', 'retrying')",
-            delivery,
-            now
-        )?;
-    }
+    let state = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
+        Some(true) => {
+            deliveries::plan_again(&mut tx, delivery, now).await?;
+            return tx.commit().await;
+        }
+        Some(false) => State::Paused,
+        None => State::Cancelled,
+    };
+    execute!(
+        &mut tx,
+        "UPDATE webhook_deliveries SET state = $3, next_attempt_at = NULL, updated_at = $2 \
+         WHERE id = $1 AND state IN ('pending', 'retrying')",
+        delivery,
+        now,
+        state.as_str()
+    )?;
     tx.commit().await
 }
 

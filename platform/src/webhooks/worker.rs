@@ -1,6 +1,6 @@
 //! The worker: one attempt of one delivery, from the job to the settled outcome.
 //!
-//! It loads what the attempt needs in one read, holds no connection while the plugin runs or the
+//! It finds room at the endpoint, loads what the attempt needs, holds no connection while the plugin runs or the
 //! request is out, and settles in one transaction ([`settle`](super::settle)). A job that comes twice
 //! finds its attempt on record, or its delivery in a state that needs none, and ends. What cannot be
 //! settled because the database is away is tried again until it can: an attempt that was sent is
@@ -23,7 +23,7 @@ use super::{
     endpoints::{EndpointId, open_headers},
     events::EventId,
     headers, ladder, payload,
-    rooms::Rooms,
+    rooms::{Rooms, Running},
     sender::{OutgoingRequest, Sender},
     settle::{self, Settlement},
     signature::EndpointSecret,
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{Db, JsonText, Sealer, Timestamp, fetch_optional},
+    jobs,
     plugins::{self, PluginHost, PluginId},
 };
 
@@ -54,6 +55,8 @@ pub struct Worker {
     pub public_url: Arc<str>,
     /// Room per endpoint.
     pub rooms: Rooms,
+    /// The attempts that this process is making.
+    pub running: Running,
 }
 
 /// All that an attempt needs.
@@ -66,7 +69,7 @@ struct Loaded {
     request_id: RequestId,
     state: String,
     step: i64,
-    data: JsonText<Box<RawValue>>,
+    data: Option<JsonText<Box<RawValue>>>,
     happened_at: Timestamp,
     settled: bool,
     enabled: Option<bool>,
@@ -108,34 +111,29 @@ enum Prepared {
 impl Worker {
     /// Makes the attempt of a job; returns once the outcome is settled.
     pub async fn deliver(&self, job: DeliverWebhook) {
-        let mut pause = Duration::from_millis(100);
-        while let Err(error) = self.attempt(&job).await {
-            tracing::warn!(delivery = %job.delivery_id, %error, ?pause, "an attempt could not begin; trying again");
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
-        }
+        // A worker that lost the database leaves its jobs running here while the queue gives them out
+        // again: whoever is at an attempt already goes on alone.
+        let Some(_running) = self.running.begin(job.delivery_id, job.number) else {
+            return;
+        };
+        jobs::until_done("an attempt", || self.attempt(&job)).await;
     }
 
     async fn attempt(&self, job: &DeliverWebhook) -> sqlx::Result<()> {
+        // Room first: what is read then is not stale for having waited.
+        let room = match self.rooms.enter(job.project_id, job.endpoint_id).await {
+            Ok(room) => room,
+            Err(at) => return settle::put_off(&self.db, job.delivery_id, at).await,
+        };
         let Some(loaded) = self.load(job.delivery_id, job.number).await? else {
             return Ok(());
         };
         if loaded.settled || !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
             return Ok(());
         }
-        match loaded.enabled {
-            // Deleted since: whoever deleted it cancelled the delivery.
-            None => return Ok(()),
-            Some(false) => {
-                return settle::pause(&self.db, job.delivery_id, loaded.endpoint_id).await;
-            }
-            Some(true) => {}
+        if loaded.enabled != Some(true) {
+            return settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await;
         }
-        let room = self.rooms.of(loaded.endpoint_id);
-        let _place = match room.enter().await {
-            Ok(place) => place,
-            Err(at) => return settle::put_off(&self.db, job.delivery_id, at).await,
-        };
         let outlet = match self.open(&loaded) {
             Ok(outlet) => outlet,
             Err(error) => {
@@ -181,7 +179,8 @@ impl Worker {
             &mut reader,
             Loaded,
             "SELECT d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, \
-             e.data, e.created_at AS happened_at, \
+             CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
+             e.created_at AS happened_at, \
              EXISTS (SELECT 1 FROM webhook_attempts a WHERE a.delivery_id = d.id AND a.number = $2) AS settled, \
              w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
              w.previous_secret, w.previous_secret_until \
@@ -233,7 +232,7 @@ impl Worker {
             event_type: &loaded.event_type,
             timestamp: &timestamp,
             project_id: &project_id,
-            data: loaded.data.0.get(),
+            data: loaded.data.as_ref().map(|data| data.0.get()),
         };
         let body = payload::build(&event, &self.public_url).body;
         let Some(plugin_id) = loaded.plugin_id else {
@@ -441,17 +440,9 @@ impl Worker {
 
     /// Settles, however long the database is away.
     async fn settle(&self, settlement: &Settlement) {
-        let mut pause = Duration::from_millis(100);
-        while let Err(error) = settlement.commit(&self.db, &self.ladder).await {
-            tracing::error!(
-                delivery = %settlement.delivery,
-                number = settlement.number,
-                %error,
-                ?pause,
-                "an attempt could not be recorded; trying again"
-            );
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
-        }
+        jobs::until_done("recording an attempt", || {
+            settlement.commit(&self.db, &self.ladder)
+        })
+        .await;
     }
 }

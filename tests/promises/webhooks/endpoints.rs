@@ -16,6 +16,7 @@ on_both_databases!(
     an_endpoint_belongs_to_its_project,
     an_endpoint_gets_the_events_it_asked_for,
     a_disabled_endpoint_keeps_its_deliveries_paused,
+    an_endpoint_that_is_enabled_again_gets_what_waited,
     a_deleted_endpoint_cancels_its_deliveries,
     an_endpoint_sends_its_own_headers,
     its_own_headers_never_replace_the_platforms,
@@ -317,6 +318,39 @@ async fn a_disabled_endpoint_keeps_its_deliveries_paused(backend: Backend) {
     receiver.wait_for("/on", 1).await;
     delivery_in(&api, &event, &disabled.id, "paused").await;
     assert_eq!(receiver.requests_to("/off").len(), 0);
+}
+
+async fn an_endpoint_that_is_enabled_again_gets_what_waited(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let hook = endpoint(
+        &api,
+        json!({"url": receiver.url("/hook"), "enabled": false}),
+    )
+    .await;
+    let mut waiting = Vec::new();
+    for number in 0..5 {
+        let event = publish(&api, "order.paid", json!({"number": number})).await;
+        delivery_in(&api, &event, &hook.id, "paused").await;
+        waiting.push(event);
+    }
+    let path = format!("/webhook-endpoints/{}", hook.id);
+    for refused in [json!({"enabled": null}), json!({"url": null})] {
+        let answer = api.patch(&path).json(&refused).send().await;
+        answer.problem("INVALID_BODY");
+    }
+    let answer = api
+        .patch(&path)
+        .json(&json!({"enabled": true}))
+        .send()
+        .await;
+    assert_eq!(answer.expect(200).json()["enabled"], true);
+    for event in waiting {
+        let delivery = delivery_in(&api, &event, &hook.id, "delivered").await;
+        assert_eq!(delivery["attempts"], 1);
+    }
+    assert_eq!(receiver.requests_to("/hook").len(), 5);
 }
 
 async fn a_deleted_endpoint_cancels_its_deliveries(backend: Backend) {

@@ -28,7 +28,7 @@ pub use key::{Key, fingerprint};
 
 use crate::{
     contract::{ApiError, Code, auth::ProjectId, error, request_id},
-    db::{self, Conn, Db, Queryable, Timestamp, Tx, execute},
+    db::{self, Conn, Db, Queryable, Sealer, Timestamp, Tx, execute},
 };
 use record::Answer;
 
@@ -56,6 +56,7 @@ pub struct Asked {
 #[derive(Clone, Debug)]
 pub struct Idempotency {
     db: Db,
+    sealer: Sealer,
     ttl: Duration,
     in_flight: Arc<Mutex<HashSet<(ProjectId, Key)>>>,
     tasks: TaskTracker,
@@ -116,10 +117,11 @@ impl Drop for InFlight<'_> {
 }
 
 impl Idempotency {
-    /// Over this store, keeping answers for `ttl`; executions are tracked by `tasks`.
-    pub fn new(db: Db, ttl: Duration, tasks: TaskTracker) -> Self {
+    /// Over this store, keeping answers sealed for `ttl`; executions are tracked by `tasks`.
+    pub fn new(db: Db, sealer: Sealer, ttl: Duration, tasks: TaskTracker) -> Self {
         Self {
             db,
+            sealer,
             ttl,
             in_flight: Arc::default(),
             tasks,
@@ -186,14 +188,16 @@ impl Idempotency {
             let decided = match outcome {
                 Ok(answer) => answer,
                 Err(undecided) => {
-                    tx.rollback().await.ok();
+                    db::within(db::PATIENCE, tx.rollback()).await.ok();
                     return Ok(undecided);
                 }
             };
             let (answer, tx) = match decided {
                 Decided::Done(answer) => (answer, tx),
                 Decided::Refused(answer) => {
-                    tx.rollback().await.map_err(unavailable)?;
+                    // Waited for, so that the key's lock is free for what follows.
+                    let rollback = db::within(db::PATIENCE, tx.rollback()).await;
+                    rollback.flatten().map_err(unavailable)?;
                     match self.start(asked).await? {
                         Start::Replay(response) => return Ok(response),
                         Start::Run(tx) => (answer, tx),
@@ -204,10 +208,22 @@ impl Idempotency {
             match finished.flatten() {
                 Ok(()) => return Ok(answer.into_response()),
                 Err(error) if db::is_unique_violation(&error) => {}
-                Err(error) => return Err(unavailable(error)),
+                Err(error) => return self.unsure(asked, error).await,
             }
         }
         Err(in_progress())
+    }
+
+    /// A commit that failed may have happened all the same: looks, and answers what is true.
+    async fn unsure(&self, asked: &Asked, error: sqlx::Error) -> Result<Response, ApiError> {
+        match self.start(asked).await {
+            Ok(Start::Replay(response)) => Ok(response),
+            Ok(Start::Run(_)) => Err(unavailable(error)),
+            Err(_) => Err(unavailable(error).with_detail(
+                "The store went away during the commit, so it is not known whether this was executed. \
+                 Try again with the same key: it runs at most once.",
+            )),
+        }
     }
 
     /// Opens the transaction, takes the key's lock and looks for a record.
@@ -235,7 +251,8 @@ impl Idempotency {
         }
         tx.rollback().await.ok();
         if record.fingerprint == asked.fingerprint {
-            Ok(Start::Replay(record.replay()))
+            let response = record.replay(&self.sealer, asked);
+            response.map(Start::Replay).map_err(ApiError::internal)
         } else {
             let code = Code::IdempotencyKeyReuseConflict;
             Err(ApiError::new(code, code.about()))
@@ -243,7 +260,8 @@ impl Idempotency {
     }
 
     async fn finish(&self, mut tx: Tx, asked: &Asked, answer: &Answer) -> sqlx::Result<()> {
-        record::insert(&mut tx, asked, answer, Timestamp::now() + self.ttl).await?;
+        let expires_at = Timestamp::now() + self.ttl;
+        record::insert(&mut tx, &self.sealer, asked, answer, expires_at).await?;
         tx.commit().await
     }
 

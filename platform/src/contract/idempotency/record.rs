@@ -1,4 +1,7 @@
 //! The stored answers: the SQL table that is the authority on what ran.
+//!
+//! Bodies are sealed under the master key: an answer may show a secret that is shown once, and is
+//! kept elsewhere only sealed.
 
 use poem::{
     Response,
@@ -9,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Asked, Key};
 use crate::{
     contract::auth::ProjectId,
-    db::{JsonText, Timestamp, Tx, execute, fetch_optional},
+    db::{JsonText, SealError, Sealer, Timestamp, Tx, execute, fetch_optional},
 };
 
 /// The headers that describe an answer and are replayed with it.
@@ -69,13 +72,14 @@ impl Record {
     }
 
     /// The stored answer again, marked as a replay.
-    pub fn replay(self) -> Response {
+    pub fn replay(self, sealer: &Sealer, asked: &Asked) -> Result<Response, SealError> {
+        let body = sealer.open(&owner(asked), &self.body)?;
         let status = u16::try_from(self.status)
             .ok()
             .and_then(|code| StatusCode::from_u16(code).ok());
         let mut response = Response::builder()
             .status(status.unwrap_or(StatusCode::OK))
-            .body(self.body);
+            .body(body);
         let headers = response.headers_mut();
         for (name, value) in self.headers.0 {
             if let (Ok(name), Ok(value)) =
@@ -85,8 +89,13 @@ impl Record {
             }
         }
         headers.insert("idempotent-replayed", HeaderValue::from_static("true"));
-        response
+        Ok(response)
     }
+}
+
+/// What a sealed body belongs to.
+fn owner(asked: &Asked) -> String {
+    format!("{} {}", asked.project, asked.key.as_str())
 }
 
 /// The advisory lock of a key: 64 bits of a hash of project and key.
@@ -122,6 +131,7 @@ pub async fn forget(tx: &mut Tx, asked: &Asked) -> sqlx::Result<u64> {
 /// Writes the record of an answer.
 pub async fn insert(
     tx: &mut Tx,
+    sealer: &Sealer,
     asked: &Asked,
     answer: &Answer,
     expires_at: Timestamp,
@@ -147,7 +157,7 @@ pub async fn insert(
         &asked.fingerprint[..],
         i64::from(answer.status.as_u16()),
         JsonText(headers),
-        &answer.body[..],
+        sealer.seal(&owner(asked), &answer.body),
         Timestamp::now(),
         expires_at
     )
