@@ -26,6 +26,7 @@ use crate::{
         idempotency::Idempotency,
         layer::Contract,
         page::{ListTexts, PublicUrl},
+        rate_limit::RateLimits,
         request_id::RequestIds,
         routes::Routes,
         spec::{self, Version},
@@ -284,6 +285,7 @@ impl App {
             db: db.clone(),
             idempotency: self.idempotency.clone(),
             routes: Routes::of(&service.spec()),
+            rate_limits: RateLimits::new(&self.store.config.rate_limit),
         };
         let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());

@@ -225,6 +225,13 @@ impl ApiError {
         self
     }
 
+    /// The same error, to be tried again after so many seconds.
+    #[must_use]
+    pub fn with_retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
     /// The same error with another detail.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
@@ -343,6 +350,14 @@ pub fn set_public_url(url: &str) {
 
 fn public_url() -> &'static str {
     PUBLIC_URL.get().map_or("", String::as_str)
+}
+
+/// The answer to whatever a layer or the router failed with.
+pub fn into_response(failure: poem::Error) -> Response {
+    if failure.is_from_response() {
+        return failure.into_response();
+    }
+    IntoResponse::into_response(from_poem(failure))
 }
 
 /// Turns whatever a layer or the router failed with into an [`ApiError`].

@@ -1,6 +1,6 @@
 //! The way into the public API: every request below `/public/v1` passes here.
 //!
-//! Order: authentication, scope, then for a mutation the form of its key, the size of its body and
+//! Order: authentication, scope, rate limit, then for a mutation the form of its key, the size of its body and
 //! its idempotent execution. Nothing below this layer can be reached around it.
 
 use std::{sync::Arc, time::Duration};
@@ -10,8 +10,9 @@ use poem::{Endpoint, Middleware, Request, Response, http::Method};
 
 use crate::{
     contract::{
-        ApiError, Code, auth,
+        ApiError, Code, auth, error,
         idempotency::{Asked, Idempotency, Key, fingerprint},
+        rate_limit::{RateLimits, Standing},
         routes::Routes,
     },
     db::{self, Db},
@@ -46,6 +47,8 @@ pub struct Contract {
     pub idempotency: Idempotency,
     /// Which methods each path takes.
     pub routes: Routes,
+    /// How much projects may ask.
+    pub rate_limits: RateLimits,
 }
 
 impl<E: Endpoint + 'static> Middleware<E> for Contract {
@@ -56,6 +59,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
             db: self.db.clone(),
             idempotency: self.idempotency.clone(),
             routes: self.routes.clone(),
+            rate_limits: self.rate_limits.clone(),
             inner: Arc::new(inner),
         }
     }
@@ -67,14 +71,38 @@ pub struct ContractEndpoint<E> {
     db: Db,
     idempotency: Idempotency,
     routes: Routes,
+    rate_limits: RateLimits,
     inner: Arc<E>,
 }
 
 impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
     type Output = Response;
 
-    async fn call(&self, mut request: Request) -> poem::Result<Response> {
-        match self.admit(&mut request).await {
+    async fn call(&self, request: Request) -> poem::Result<Response> {
+        let mut standing = None;
+        let mut response = match self.answer(request, &mut standing).await {
+            Ok(response) => response,
+            Err(failure) => error::into_response(failure),
+        };
+        if let Some(standing) = standing {
+            standing.write(response.headers_mut());
+        }
+        Ok(response)
+    }
+}
+
+enum Admitted {
+    Read,
+    Mutation(Asked, bytes::Bytes),
+}
+
+impl<E: Endpoint + 'static> ContractEndpoint<E> {
+    async fn answer(
+        &self,
+        mut request: Request,
+        standing: &mut Option<Standing>,
+    ) -> poem::Result<Response> {
+        match self.admit(&mut request, standing).await {
             Ok(Admitted::Read) => {
                 let reading = self.inner.get_response_result(request);
                 db::within(READ_PATIENCE, reading)
@@ -92,15 +120,12 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
             }
         }
     }
-}
 
-enum Admitted {
-    Read,
-    Mutation(Asked, bytes::Bytes),
-}
-
-impl<E> ContractEndpoint<E> {
-    async fn admit(&self, request: &mut Request) -> Result<Admitted, ApiError> {
+    async fn admit(
+        &self,
+        request: &mut Request,
+        standing: &mut Option<Standing>,
+    ) -> Result<Admitted, ApiError> {
         let mutates = is_mutation(request.method());
         let caller = db::within(
             db::PATIENCE,
@@ -118,6 +143,9 @@ impl<E> ContractEndpoint<E> {
         })?;
         caller.require(request.method(), request.uri().path())?;
         let project = caller.project;
+        let (stands, allowed) = self.rate_limits.count(project);
+        *standing = Some(stands);
+        allowed?;
         request.extensions_mut().insert(caller);
         let key = mutates
             .then(|| Key::from_headers(request.headers()))

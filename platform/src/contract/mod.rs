@@ -12,6 +12,7 @@ pub mod idempotency;
 pub mod layer;
 pub mod page;
 pub mod payload;
+pub mod rate_limit;
 pub mod request_id;
 pub mod routes;
 pub mod spec;

@@ -109,6 +109,12 @@ impl Filter {
         }
     }
 
+    /// Whether a position in the walk says more than the filter does: an upper bound on the time. Left
+    /// in, it would be what SQLite looks up in the index, and the position would not.
+    fn is_implied(&self) -> bool {
+        self.column == "created_at" && self.comparison == "<"
+    }
+
     fn has_nul(&self) -> bool {
         matches!(&self.value, Value::Text(text) if text.contains('\0'))
     }
@@ -356,7 +362,10 @@ fn query_text<R: Listed>(filters: &[Filter], next: bool) -> String {
         R::OWNER
     );
     let mut parameter = 1;
-    for filter in filters {
+    for filter in filters
+        .iter()
+        .filter(|filter| !(next && filter.is_implied()))
+    {
         parameter += 1;
         text += &format!(" AND {} {} ${parameter}", filter.column, filter.comparison);
     }
@@ -387,7 +396,10 @@ async fn read<R: Listed>(
     macro_rules! run {
         ($conn:expr) => {{
             let mut query = sqlx::query_as::<_, R>(text).bind(owner);
-            for filter in filters {
+            for filter in filters
+                .iter()
+                .filter(|filter| !(after.is_some() && filter.is_implied()))
+            {
                 query = match &filter.value {
                     Value::Text(value) => query.bind(value.clone()),
                     Value::Id(value) => query.bind(*value),

@@ -64,7 +64,7 @@ impl<E: Endpoint> Endpoint for RequestIdsEndpoint<E> {
                 let answered = AssertUnwindSafe(self.0.call(request)).catch_unwind().await;
                 let mut response = match answered {
                     Ok(Ok(response)) => response.into_response(),
-                    Ok(Err(failure)) => answer(failure),
+                    Ok(Err(failure)) => error::into_response(failure),
                     Err(_) => ApiError::internal("a handler panicked").into_response(),
                 };
                 if let Ok(value) = HeaderValue::from_str(&id.to_string()) {
@@ -76,11 +76,4 @@ impl<E: Endpoint> Endpoint for RequestIdsEndpoint<E> {
             .instrument(span)
             .await
     }
-}
-
-fn answer(failure: poem::Error) -> Response {
-    if failure.is_from_response() {
-        return failure.into_response();
-    }
-    error::from_poem(failure).into_response()
 }

@@ -204,6 +204,16 @@ fn common_headers(
         "X-Request-Id".to_owned(),
         json!({"description": "Names this request to support.", "schema": {"type": "string"}}),
     );
+    headers.insert(
+        "RateLimit-Policy".to_owned(),
+        json!({"description": "The project's quota `q` in a window of `w` seconds.",
+            "schema": {"type": "string"}}),
+    );
+    headers.insert(
+        "RateLimit".to_owned(),
+        json!({"description": "Requests that remain, `r`, and the seconds until all are back, `t`.",
+            "schema": {"type": "string"}}),
+    );
     if mutates {
         headers.insert(
             "Idempotent-Replayed".to_owned(),

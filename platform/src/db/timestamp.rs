@@ -110,9 +110,9 @@ impl std::str::FromStr for Timestamp {
     fn from_str(text: &str) -> Result<Self, TimestampError> {
         let time = OffsetDateTime::parse(text, &Rfc3339).map_err(|_| TimestampError)?;
         // An offset can carry a time out of the four-digit years, where it could not be written.
-        if !(0..=9999).contains(&time.to_offset(UtcOffset::UTC).year()) {
-            return Err(TimestampError);
-        }
+        time.checked_to_offset(UtcOffset::UTC)
+            .filter(|time| (0..=9999).contains(&time.year()))
+            .ok_or(TimestampError)?;
         Ok(Self(
             i64::try_from(time.unix_timestamp_nanos().div_euclid(1_000)).unwrap_or(i64::MAX),
         ))

@@ -21,7 +21,7 @@ use ulid::Ulid;
 
 use pace::Pace;
 
-use crate::db::{Conn, Db, Queryable, Timestamp, announced, execute};
+use crate::db::{self, Conn, Db, Queryable, Timestamp, announced, execute};
 
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(3);
@@ -31,9 +31,6 @@ const MISSED_HEARTBEATS: usize = 4;
 
 /// How long a stopping worker waits for the jobs that run.
 const DRAIN: Duration = Duration::from_secs(35);
-
-/// How long a stopping worker has to acknowledge the jobs that ended and to hand back the others.
-const FLUSH: Duration = Duration::from_millis(500);
 
 /// How long finished jobs stay, for people who look at the queue.
 const KEEP_FINISHED: Duration = Duration::from_mins(10);
@@ -117,27 +114,23 @@ async fn handle<J: Job>(job: J, handler: Data<Handler<J>>) -> Result<(), BoxDynE
 
 /// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
 ///
-/// After `stop` no further job starts; it returns when those that run have ended, or after [`DRAIN`].
+/// After `stop` no further job starts; it returns when those that run have ended, or after [`DRAIN`],
+/// and hands back those that were fetched and did not start.
 pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: CancellationToken) {
+    let running = TaskTracker::new();
     let mut pause = Duration::from_millis(100);
-    while !stop.is_cancelled() {
+    loop {
+        let name = format!("{}-{}", J::QUEUE, Ulid::generate());
         let started = tokio::time::Instant::now();
-        let running = TaskTracker::new();
-        let life = worker(
-            &db,
-            concurrency,
-            handler.clone(),
-            running.clone(),
-            stop.clone(),
-        );
+        // Stopped by dropping it: a worker that is told to stop waits for its jobs without looking
+        // after its own query, which may hold the very connection that the jobs wait for.
         let ended = tokio::select! {
-            ended = life => ended,
-            () = drained(&running, &stop) => return,
+            ended = worker(&db, &name, concurrency, handler.clone(), running.clone()) => ended,
+            () = stop.cancelled() => {
+                drain(&db, &running, &name).await;
+                return;
+            }
         };
-        if stop.is_cancelled() {
-            // A worker may end before the jobs that it started.
-            return drained(&running, &stop).await;
-        }
         if let Err(error) = ended {
             if started.elapsed() > Duration::from_secs(10) {
                 pause = Duration::from_millis(100);
@@ -149,19 +142,14 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
     }
 }
 
-/// One life of a worker, under a name of its own.
+/// One life of a worker.
 async fn worker<J: Job>(
     db: &Db,
+    name: &str,
     concurrency: usize,
     handler: Handler<J>,
     running: TaskTracker,
-    stop: CancellationToken,
 ) -> Result<(), WorkerError> {
-    let name = format!("{}-{}", J::QUEUE, Ulid::generate());
-    let stopped = async move {
-        stop.cancelled().await;
-        Ok::<(), WorkerError>(())
-    };
     macro_rules! run_on {
         ($storage:expr, $config:expr) => {{
             let config = $config
@@ -173,13 +161,13 @@ async fn worker<J: Job>(
             let backend = $storage
                 .with_config(config)
                 .poll_with_strategy(Pace::new(announced().clone()));
-            WorkerBuilder::new(&*name)
+            WorkerBuilder::new(name)
                 .backend(backend)
                 .concurrency(concurrency)
                 .data(handler)
                 .parallelize(move |job| running.spawn(job))
                 .build(handle::<J>)
-                .run_until(stopped)
+                .run()
                 .await
         }};
     }
@@ -199,15 +187,37 @@ async fn worker<J: Job>(
     }
 }
 
-/// Waits until `stop`, then for the jobs that run, then a moment for what they leave to be written:
-/// acknowledgements, and the jobs that were fetched and did not start.
-async fn drained(running: &TaskTracker, stop: &CancellationToken) {
-    stop.cancelled().await;
+/// Waits for the jobs that run, and gives back to the queue what the worker of this name holds.
+///
+/// Among these are jobs that ended and were not acknowledged any more; run again, they find that all
+/// is settled.
+async fn drain(db: &Db, running: &TaskTracker, name: &str) {
     running.close();
     if tokio::time::timeout(DRAIN, running.wait()).await.is_err() {
         tracing::warn!("some jobs did not end in time; they run again elsewhere");
     }
-    tokio::time::sleep(FLUSH).await;
+    let handed_back = db::within(db::PATIENCE, hand_back(db, name))
+        .await
+        .flatten();
+    if let Err(error) = handed_back {
+        tracing::warn!(%error, "jobs could not be handed back; they run again when this worker counts as dead");
+    }
+}
+
+async fn hand_back(db: &Db, name: &str) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    let text = match tx.conn() {
+        Conn::Postgres(_) => {
+            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
+             WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
+        }
+        Conn::Sqlite(_) => {
+            "UPDATE Jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
+             WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
+        }
+    };
+    execute!(&mut tx, text, name)?;
+    tx.commit().await
 }
 
 /// Tries a job's work again until it is done: while the database is away, nothing can be settled.

@@ -3,7 +3,8 @@
 use super::{SHORT_LADDER, attempts_of, delivery_in, endpoint, endpoint_at, publish};
 use crate::harness::api::Api;
 use crate::harness::receiver::{Receiver, Reply};
-use crate::harness::server::TestServer;
+use crate::harness::server::{Setup, TestServer};
+use crate::harness::tcp_proxy::Wire;
 use crate::harness::{Backend, eventually, fresh_phone, on_both_databases};
 use serde_json::json;
 use std::collections::HashSet;
@@ -151,4 +152,24 @@ async fn a_stop_finishes_the_delivery_in_flight(backend: Backend) {
         1,
         "sent once, settled before the end"
     );
+}
+
+/// A worker that loses the database leaves its attempts running; the queue gives their jobs out
+/// again once their worker counts as dead, and then nobody may begin them a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_database_does_not_repeat_an_attempt_that_is_under_way() {
+    let (setup, wire) = Setup::new(Backend::Postgres).await.over_a_wire().await;
+    let server = setup.env(SHORT_LADDER.0, SHORT_LADDER.1).start().await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(200).after(Duration::from_secs(25))]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    wire.set(Wire::Cut);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    wire.set(Wire::Whole);
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
+    assert_eq!(receiver.requests().len(), 1, "sent once");
 }
