@@ -253,6 +253,24 @@ impl Config {
         if self.database_connections < 2 {
             return wrong("database_connections", "is at least 2");
         }
+        for (key, time) in [
+            ("webhooks.connect_timeout", self.webhooks.connect_timeout),
+            ("webhooks.read_timeout", self.webhooks.read_timeout),
+            ("idempotency.ttl", self.idempotency.ttl),
+        ] {
+            if time.is_zero() {
+                return wrong(key, "is longer than nothing");
+            }
+        }
+        let redis = self.redis_url.as_ref().map(|url| url.expose_secret());
+        if redis.is_some_and(|url| !url.starts_with("redis://") && !url.starts_with("rediss://")) {
+            return wrong("redis_url", "starts with redis:// or rediss://");
+        }
+        let day = time::macros::format_description!("[year]-[month]-[day]");
+        let sunset = self.offset_pagination.sunset.as_deref();
+        if sunset.is_some_and(|date| time::Date::parse(date, &day).is_err()) {
+            return wrong("offset_pagination.sunset", "is a date, YYYY-MM-DD");
+        }
         if self.rate_limit.requests == 0 || self.rate_limit.window.is_zero() {
             return wrong("rate_limit", "allows at least one request in a window");
         }

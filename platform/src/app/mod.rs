@@ -333,6 +333,7 @@ impl App {
                 config.webhooks.concurrency,
             ),
             running: Running::default(),
+            stop: stop.clone(),
         };
         let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {
             let worker = worker.clone();

@@ -51,6 +51,9 @@ pub(super) async fn project(config: Config, command: ProjectCommand) -> CommandR
     let db = Store::open(config).await?.db;
     match command {
         ProjectCommand::Create { name } => {
+            if name.trim().is_empty() || name.chars().any(char::is_control) {
+                return Err("a project's name is not empty and has no control characters".into());
+            }
             let mut tx = db.begin().await?;
             let (id, key) = projects::create(&mut tx, &name).await?;
             tx.commit().await?;

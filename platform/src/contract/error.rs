@@ -220,7 +220,6 @@ impl ApiError {
     pub fn as_idempotency_unavailable(mut self) -> Self {
         if self.code == Code::Unavailable {
             self.code = Code::IdempotencyUnavailable;
-            self.detail = "The store cannot be reached; nothing was executed.".into();
         }
         self
     }
@@ -263,7 +262,12 @@ impl ApiError {
 impl From<sqlx::Error> for ApiError {
     fn from(cause: sqlx::Error) -> Self {
         if db::is_unavailable(&cause) {
-            let mut error = Self::new(Code::Unavailable, "The store cannot be reached.");
+            let detail = if db::is_conflict(&cause) {
+                "Requests stood in each other's way and this one gave way; nothing was executed."
+            } else {
+                "The store cannot be reached."
+            };
+            let mut error = Self::new(Code::Unavailable, detail);
             error.cause = Some(cause.into());
             error
         } else {
@@ -337,7 +341,10 @@ impl poem_openapi::ApiResponse for ApiError {
     }
 
     fn register(registry: &mut poem_openapi::registry::Registry) {
-        crate::contract::spec::note_schema::<Problem>(registry);
+        crate::contract::spec::note_schema::<Problem>(
+            registry,
+            crate::contract::spec::Use::Written,
+        );
     }
 }
 
@@ -384,7 +391,7 @@ pub fn from_poem(error: poem::Error) -> ApiError {
             name => ApiError::invalid_parameter(name, &error.reason),
         };
     }
-    if error.is::<ParsePathError>() {
+    if error.is::<ParsePathError>() || error.is::<poem::error::ParsePathError>() {
         // A path parameter here is always an id: one that is malformed names nothing.
         return ApiError::new(Code::NotFound, "There is no such thing in this project.");
     }
@@ -403,7 +410,7 @@ pub fn from_poem(error: poem::Error) -> ApiError {
         405 => ApiError::method_not_allowed("GET"),
         413 => ApiError::new(Code::PayloadTooLarge, Code::PayloadTooLarge.about()),
         415 => ApiError::new(Code::UnsupportedMediaType, error.to_string()),
-        400..500 => ApiError::invalid_body("", error.to_string()),
+        400..500 => ApiError::new(Code::InvalidParameter, error.to_string()),
         _ => ApiError::internal(error.to_string()),
     }
 }

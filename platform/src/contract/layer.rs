@@ -33,8 +33,7 @@ fn body_limit(path: &str) -> usize {
     } else if path == "/catalog/imports" {
         32 * MIB
     } else {
-        // The data of an event may have 1 MiB; its envelope comes on top.
-        MIB + 1024
+        MIB
     }
 }
 

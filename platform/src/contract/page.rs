@@ -187,7 +187,6 @@ pub struct PageBody<T> {
     /// The rows, newest first.
     pub data: Vec<T>,
     /// Continues the walk; null exactly when `has_more` is false.
-    #[schemars(required)]
     pub next_cursor: Option<String>,
     /// Whether there are more rows.
     pub has_more: bool,
@@ -461,6 +460,6 @@ impl<T: Serialize + JsonSchema + Send> ApiResponse for Page<T> {
     }
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<PageBody<T>>(registry);
+        spec::note_schema::<PageBody<T>>(registry, crate::contract::spec::Use::Written);
     }
 }

@@ -15,7 +15,10 @@ use poem_openapi::{
     },
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, DeserializeOwned},
+};
 use serde_json::value::RawValue;
 use serde_path_to_error::Segment;
 
@@ -60,16 +63,19 @@ fn is_json(content_type: &str) -> bool {
             && essence.to_ascii_lowercase().ends_with("+json"))
 }
 
-/// Reads JSON and says where it does not fit.
+/// Reads a JSON object and says where it does not fit.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // A well-formed look first: a syntax fault has a line and a column, not a pointer.
-    if let Err(error) = serde_json::from_slice::<&RawValue>(bytes) {
-        let what = if bytes.is_empty() {
-            "the body is empty".to_owned()
-        } else {
-            error.to_string()
-        };
-        return Err(ApiError::invalid_body("", format!("not JSON: {what}")));
+    match serde_json::from_slice::<&RawValue>(bytes) {
+        // serde would read a list as the members of a struct, one after the other.
+        Ok(value) if !value.get().starts_with('{') => {
+            return Err(ApiError::invalid_body("", "a JSON object is expected here"));
+        }
+        Ok(_) => {}
+        Err(_) if bytes.is_empty() => {
+            return Err(ApiError::invalid_body("", "not JSON: the body is empty"));
+        }
+        Err(error) => return Err(ApiError::invalid_body("", format!("not JSON: {error}"))),
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -135,7 +141,7 @@ impl<T: JsonSchema + Send> Payload for Body<T> {
     }
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry);
+        spec::note_schema::<T>(registry, spec::Use::Read);
     }
 }
 
@@ -154,7 +160,7 @@ impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
     type ParamRawType = ();
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry);
+        spec::note_schema::<T>(registry, spec::Use::Read);
     }
 
     fn request_meta() -> Option<MetaRequest> {
@@ -192,7 +198,7 @@ impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for
     type ParamRawType = ();
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry);
+        spec::note_schema::<T>(registry, spec::Use::Read);
     }
 
     fn request_meta() -> Option<MetaRequest> {
@@ -241,7 +247,7 @@ impl<T: Serialize + JsonSchema + Send> ApiResponse for Reply<T> {
     }
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry);
+        spec::note_schema::<T>(registry, spec::Use::Written);
     }
 }
 
@@ -268,7 +274,7 @@ impl<T: Serialize + JsonSchema + Send> ApiResponse for Created<T> {
     }
 
     fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry);
+        spec::note_schema::<T>(registry, spec::Use::Written);
     }
 }
 
@@ -305,9 +311,43 @@ pub fn answers(
 }
 
 /// Any JSON value, kept as the bytes it came in: number spelling, key order and escapes included.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub struct RawJson(pub Box<RawValue>);
+
+/// How deep a value may be nested: deeper ones break the parsers of those who read them.
+const DEEPEST: usize = 128;
+
+impl<'de> Deserialize<'de> for RawJson {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        if depth(raw.get()) > DEEPEST {
+            return Err(de::Error::custom(format_args!(
+                "a value is nested at most {DEEPEST} deep"
+            )));
+        }
+        Ok(Self(raw))
+    }
+}
+
+/// How deep well-formed JSON is nested.
+fn depth(json: &str) -> usize {
+    let (mut deepest, mut depth, mut in_string, mut escaped) = (0_usize, 0_usize, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
 
 impl RawJson {
     /// `{}`.
@@ -344,7 +384,7 @@ impl JsonSchema for RawJson {
 mod tests {
     use serde::Deserialize;
 
-    use super::{is_json, parse_json};
+    use super::{depth, is_json, parse_json};
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -369,9 +409,22 @@ mod tests {
             (r#"{"inner":{"list":[300]}}"#, "/inner/list/0"),
             ("{", ""),
             ("", ""),
+            ("[{\"list\":[]}]", ""),
         ] {
             let error = parse_json::<Outer>(body.as_bytes()).expect_err(body);
             assert_eq!(error.pointers(), [pointer], "{body}");
+        }
+    }
+
+    #[test]
+    fn depth_counts_brackets_outside_of_strings() {
+        for (json, deep) in [
+            ("1", 0),
+            ("{}", 1),
+            (r#"[{"a":[]}]"#, 3),
+            (r#"["[[\"[", []]"#, 2),
+        ] {
+            assert_eq!(depth(json), deep, "{json}");
         }
     }
 

@@ -58,18 +58,33 @@ pub struct WebhookSchema {
 type Describe = fn(&mut SchemaGenerator) -> Schema;
 
 thread_local! {
-    static NOTED: RefCell<BTreeMap<String, Describe>> = const { RefCell::new(BTreeMap::new()) };
+    static NOTED: RefCell<BTreeMap<String, (Use, Describe)>> =
+        const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Whether a type is read or written: a member with a default may be absent from what is read, and
+/// is always there in what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// In a request.
+    Read,
+    /// In an answer.
+    Written,
 }
 
 /// Notes that a handler takes or gives a `T`, while poem-openapi walks the handlers.
-pub fn note_schema<T: JsonSchema>(registry: &mut Registry) {
+pub fn note_schema<T: JsonSchema>(registry: &mut Registry, used: Use) {
     let name = T::schema_name().into_owned();
     registry
         .schemas
         .entry(name.clone())
         .or_insert_with(|| MetaSchema::new("object"));
-    NOTED
-        .with_borrow_mut(|noted| noted.insert(name, schemars::SchemaGenerator::subschema_for::<T>));
+    NOTED.with_borrow_mut(|noted| {
+        noted.insert(
+            name,
+            (used, SchemaGenerator::subschema_for::<T> as Describe),
+        )
+    });
 }
 
 /// The document of one version; `list_handlers` gives poem-openapi's own, on this thread.
@@ -86,23 +101,23 @@ pub fn document(
             .with(|settings| settings.definitions_path = "/components/schemas".into()),
         Version::V3_0 => SchemaSettings::openapi3(),
     };
-    let mut generator = settings.for_serialize().into_generator();
-    for describe in noted.values() {
-        describe(&mut generator);
+    let mut reading = settings.clone().for_deserialize().into_generator();
+    let mut writing = settings.for_serialize().into_generator();
+    for (used, describe) in noted.values() {
+        match used {
+            Use::Read => describe(&mut reading),
+            Use::Written => describe(&mut writing),
+        };
     }
     let webhooks: Map<String, Value> = webhooks
         .iter()
         .map(|webhook| {
-            (
-                webhook.event_type.to_owned(),
-                describe_webhook(webhook, &mut generator),
-            )
+            let described = describe_webhook(webhook, &mut reading);
+            (webhook.event_type.to_owned(), described)
         })
         .collect();
-    let mut schemas = Map::new();
-    for (name, schema) in generator.take_definitions(true) {
-        schemas.insert(name, schema);
-    }
+    let mut schemas = reading.take_definitions(true);
+    schemas.extend(writing.take_definitions(true));
     for (path, operations) in document["paths"].as_object_mut().into_iter().flatten() {
         for (method, operation) in operations.as_object_mut().into_iter().flatten() {
             promise(path, method, operation);

@@ -325,6 +325,14 @@ pub fn is_unavailable(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether a statement gave way to another transaction: a deadlock, or no serial order.
+pub fn is_conflict(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .is_some_and(|code| matches!(&*code, "40001" | "40P01"))
+}
+
 /// Whether an error is a violated unique constraint or primary key.
 pub fn is_unique_violation(error: &sqlx::Error) -> bool {
     error

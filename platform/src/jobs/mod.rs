@@ -125,11 +125,12 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
         // Stopped by dropping it: a worker that is told to stop waits for its jobs without looking
         // after its own query, which may hold the very connection that the jobs wait for.
         let ended = tokio::select! {
-            ended = worker(&db, &name, concurrency, handler.clone(), running.clone()) => ended,
-            () = stop.cancelled() => {
-                drain(&db, &running, &name).await;
-                return;
-            }
+            biased;
+            () = stop.cancelled() => None,
+            ended = worker(&db, &name, concurrency, handler.clone(), running.clone()) => Some(ended),
+        };
+        let Some(ended) = ended else {
+            return drain(&db, &running, &name).await;
         };
         if let Err(error) = ended {
             if started.elapsed() > Duration::from_secs(10) {

@@ -55,7 +55,6 @@ pub struct PluginView {
     /// Its name.
     pub name: String,
     /// The version that runs; null until the first one is ready.
-    #[schemars(required)]
     pub active_version: Option<i64>,
     /// All versions, newest first.
     pub versions: Vec<VersionView>,
@@ -73,7 +72,6 @@ pub struct VersionView {
     /// How far it is.
     pub status: VersionStatus,
     /// Why it was rejected.
-    #[schemars(required)]
     pub reason: Option<String>,
     /// SHA-256 of the upload, lower-case hex.
     pub sha256: String,

@@ -43,10 +43,8 @@ pub struct Contact {
     /// Its phone number, unique in the project.
     pub phone: String,
     /// Its name.
-    #[schemars(required)]
     pub name: Option<String>,
     /// Its e-mail address.
-    #[schemars(required)]
     pub email: Option<String>,
     /// Its tags.
     pub tags: Tags,
@@ -82,7 +80,7 @@ pub struct NewContact {
 pub struct ContactChange {
     /// Its phone number in E.164; cannot be cleared.
     #[serde(default)]
-    #[schemars(with = "Option<Phone>")]
+    #[schemars(with = "Phone")]
     phone: MaybeUndefined<Phone>,
     /// Its name.
     #[serde(default)]

@@ -136,17 +136,14 @@ pub struct Attempt {
     /// How it ended.
     pub status: Status,
     /// The status code of the answer, if one came.
-    #[schemars(required)]
     pub status_code: Option<i64>,
     /// The kind of failure and a colon before its detail, where it was not the status code alone.
-    #[schemars(required)]
     pub error: Option<String>,
     /// How long it took, in milliseconds.
     pub duration_ms: i64,
     /// The headers as sent; values of the endpoint's own are masked.
     pub request_headers: HeaderView,
     /// The body as sent; null when nothing was.
-    #[schemars(required)]
     pub payload: Option<String>,
     /// The headers of the answer.
     pub response_headers: HeaderView,
@@ -155,7 +152,6 @@ pub struct Attempt {
     /// How `response_body` is written.
     pub response_body_encoding: Encoding,
     /// What the plugin did, where there is one.
-    #[schemars(required)]
     pub plugin: Option<PluginUse>,
     /// When it was made.
     pub created_at: Timestamp,

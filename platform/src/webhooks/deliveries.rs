@@ -120,10 +120,8 @@ pub struct Delivery {
     /// How many attempts were made.
     pub attempts: i64,
     /// When the next attempt is due.
-    #[schemars(required)]
     pub next_attempt_at: Option<Timestamp>,
     /// The status code of the last attempt that got one.
-    #[schemars(required)]
     pub last_status_code: Option<i64>,
     /// When it was made.
     pub created_at: Timestamp,
@@ -284,8 +282,7 @@ impl Job for TidyEndpoint {
 /// Deliveries that one transaction of a tidying touches at most.
 const TIDY_BATCH: i64 = 1_000;
 
-/// Has the open deliveries of an endpoint seen to, once the caller's transaction commits. There may
-/// be millions of them: too many for the caller's transaction.
+/// Has the open deliveries of an endpoint seen to, once the caller's transaction commits.
 pub(super) async fn tidy_later(
     on: &mut impl Queryable,
     endpoint_id: EndpointId,
@@ -295,21 +292,58 @@ pub(super) async fn tidy_later(
         .map_err(sqlx::Error::from)
 }
 
-/// Sends what waited for an endpoint that is enabled, cancels what is open of one that is gone, and
-/// leaves alone one that is disabled; in batches.
+/// Sees to a first batch of the open deliveries of an endpoint within the caller's transaction, and
+/// has the others seen to later: there may be millions of them. `enabled` is what the endpoint is
+/// from now on, `None` where it is gone.
+pub(super) async fn tidy_now(
+    on: &mut impl Queryable,
+    endpoint: EndpointId,
+    enabled: Option<bool>,
+) -> sqlx::Result<()> {
+    if tidy_batch(on, endpoint, enabled).await? {
+        tidy_later(on, endpoint).await?;
+    }
+    Ok(())
+}
+
+/// Sees to all open deliveries of an endpoint, in batches.
 pub async fn tidy(db: &Db, endpoint: EndpointId) -> sqlx::Result<()> {
     loop {
         let mut tx = db.begin().await?;
-        let done = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
-            Some(true) => release(&mut tx, endpoint).await?,
-            Some(false) => 0,
-            None => cancel(&mut tx, endpoint).await?,
-        };
+        let enabled = endpoints::is_enabled_for_now(&mut tx, endpoint).await?;
+        let more = tidy_batch(&mut tx, endpoint, enabled).await?;
         tx.commit().await?;
-        if done < TIDY_BATCH.unsigned_abs() {
+        if !more {
             return Ok(());
         }
     }
+}
+
+/// Sends what waited for an endpoint that is enabled, lets wait what is open of one that is disabled,
+/// and cancels what is open of one that is gone; whether there may be more.
+async fn tidy_batch(
+    on: &mut impl Queryable,
+    endpoint: EndpointId,
+    enabled: Option<bool>,
+) -> sqlx::Result<bool> {
+    let done = match enabled {
+        Some(true) => release(on, endpoint).await?,
+        Some(false) => hold(on, endpoint).await?,
+        None => cancel(on, endpoint).await?,
+    };
+    Ok(done >= TIDY_BATCH.unsigned_abs())
+}
+
+async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
+    execute!(
+        on,
+        "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2 \
+         WHERE id IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 \
+         AND state IN ('pending', 'retrying') LIMIT $3) AND state IN ('pending', 'retrying')",
+        endpoint,
+        Timestamp::now(),
+        TIDY_BATCH
+    )
 }
 
 async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
@@ -335,7 +369,8 @@ async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u
         on,
         "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2 \
          WHERE id IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 \
-         AND state IN ('pending', 'retrying', 'paused') LIMIT $3)",
+         AND state IN ('pending', 'retrying', 'paused') LIMIT $3) \
+         AND state IN ('pending', 'retrying', 'paused')",
         endpoint,
         Timestamp::now(),
         TIDY_BATCH

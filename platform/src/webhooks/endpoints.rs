@@ -47,20 +47,16 @@ pub struct Endpoint {
     /// Where webhooks go.
     pub url: String,
     /// A note of the tenant's.
-    #[schemars(required)]
     pub description: Option<String>,
     /// What it listens to.
     pub event_types: Patterns,
     /// Whether webhooks go out; while false, they wait.
     pub enabled: bool,
     /// Why the platform disabled it.
-    #[schemars(required)]
     pub disabled_reason: Option<String>,
     /// The plugin that transforms and signs its webhooks.
-    #[schemars(required)]
     pub plugin_id: Option<PluginId>,
     /// The plugin's configuration here.
-    #[schemars(required)]
     pub plugin_config: Option<RawJson>,
     /// Its own headers; values are not shown.
     pub headers: CustomHeaders,
@@ -104,7 +100,7 @@ pub struct NewEndpoint {
 pub struct EndpointChange {
     /// An https or http URL without credentials; cannot be cleared.
     #[serde(default)]
-    #[schemars(with = "Option<String>")]
+    #[schemars(with = "String")]
     url: MaybeUndefined<String>,
     /// A note of the tenant's.
     #[serde(default)]
@@ -116,7 +112,7 @@ pub struct EndpointChange {
     event_types: MaybeUndefined<Patterns>,
     /// Whether webhooks go out; those that waited go when this becomes true. Cannot be cleared.
     #[serde(default)]
-    #[schemars(with = "Option<bool>")]
+    #[schemars(with = "bool")]
     enabled: MaybeUndefined<bool>,
     /// The plugin.
     #[serde(default)]
@@ -326,7 +322,7 @@ impl EndpointsApi {
             Timestamp::now()
         )?
         .ok_or_else(|| ApiError::not_found("endpoint"))?;
-        let resumes = change.enabled == MaybeUndefined::Value(true) && !row.enabled;
+        let was_enabled = row.enabled;
         let row = self.apply(row, change);
         execute!(
             &mut work,
@@ -342,8 +338,8 @@ impl EndpointsApi {
             row.plugin_config.as_deref(),
             &row.headers[..]
         )?;
-        if resumes {
-            deliveries::tidy_later(&mut work, row.id).await?;
+        if row.enabled != was_enabled {
+            deliveries::tidy_now(&mut work, row.id, Some(row.enabled)).await?;
         }
         Ok(Reply(self.show(row)?))
     }
@@ -371,7 +367,7 @@ impl EndpointsApi {
         if deleted == 0 {
             return Err(ApiError::not_found("endpoint"));
         }
-        deliveries::tidy_later(&mut work, id.0).await?;
+        deliveries::tidy_now(&mut work, id.0, None).await?;
         Ok(NoContent)
     }
 }

@@ -61,7 +61,6 @@ pub struct InspectedRequest {
     /// The path, from the root of the server.
     pub path: String,
     /// The query string.
-    #[schemars(required)]
     pub query: Option<String>,
     /// The headers.
     pub headers: HeaderView,

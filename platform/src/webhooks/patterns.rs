@@ -33,8 +33,10 @@ impl Patterns {
 impl<'de> Deserialize<'de> for Patterns {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let patterns = Vec::<String>::deserialize(deserializer)?;
-        if patterns.len() > 100 {
-            return Err(de::Error::custom("an endpoint has at most 100 event types"));
+        if patterns.is_empty() || patterns.len() > 100 {
+            return Err(de::Error::custom(
+                "an endpoint has 1 to 100 event types; `*` is all of them",
+            ));
         }
         for pattern in &patterns {
             let fits = pattern == "*"
@@ -48,11 +50,7 @@ impl<'de> Deserialize<'de> for Patterns {
                 )));
             }
         }
-        Ok(if patterns.is_empty() {
-            Self::all()
-        } else {
-            Self(patterns)
-        })
+        Ok(Self(patterns))
     }
 }
 
@@ -66,7 +64,7 @@ impl JsonSchema for Patterns {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "array", "maxItems": 100, "items": {"type": "string"}, "examples": [["contact.*"]]})
+        json_schema!({"type": "array", "minItems": 1, "maxItems": 100, "items": {"type": "string"}, "examples": [["contact.*"]]})
     }
 }
 
@@ -87,7 +85,8 @@ mod tests {
                 && some.matches("order.paid")
         );
         assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
-        assert!(patterns("[]").expect("patterns").matches("anything.at_all"));
+        assert!(patterns("[]").is_none());
+        assert!(patterns(r#"["*"]"#).is_some_and(|all| all.matches("anything.at_all")));
         assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());
     }
 }

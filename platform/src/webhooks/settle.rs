@@ -141,6 +141,7 @@ impl Settlement {
             } => {
                 if disable_endpoint {
                     endpoints::disable(tx, self.endpoint, "gone").await?;
+                    deliveries::tidy_later(tx, self.endpoint).await?;
                 }
             }
         }
@@ -209,7 +210,11 @@ impl Settlement {
     ) -> sqlx::Result<u64> {
         let seen = match (self.status_code, &self.error) {
             (Some(code), _) => format!("status {code}"),
-            (None, Some(error)) => error.clone(),
+            // The kind of error may be the reason itself; it is said once.
+            (None, Some(error)) => error
+                .trim_start_matches(reason.as_str())
+                .trim_start_matches(": ")
+                .to_owned(),
             (None, None) => String::new(),
         };
         execute!(

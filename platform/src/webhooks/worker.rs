@@ -14,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use poem::http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::{
@@ -38,6 +39,9 @@ use crate::{
 /// How long an attempt is put off when its plugin is being compiled.
 const COMPILING: Duration = Duration::from_secs(1);
 
+/// How long a job that did not begin stays, so that its worker is gone before it could note its end.
+const UNTIL_UNACKNOWLEDGED: Duration = Duration::from_millis(200);
+
 /// What makes attempts.
 #[derive(Clone)]
 pub struct Worker {
@@ -57,6 +61,8 @@ pub struct Worker {
     pub rooms: Rooms,
     /// The attempts that this process is making.
     pub running: Running,
+    /// When no further attempt begins.
+    pub stop: CancellationToken,
 }
 
 /// All that an attempt needs.
@@ -121,7 +127,16 @@ impl Worker {
 
     async fn attempt(&self, job: &DeliverWebhook) -> sqlx::Result<()> {
         // Room first: what is read then is not stale for having waited.
-        let room = match self.rooms.enter(job.project_id, job.endpoint_id).await {
+        let entered = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => {
+                // The job is handed back by name; it must not be acknowledged before that.
+                tokio::time::sleep(UNTIL_UNACKNOWLEDGED).await;
+                return Ok(());
+            }
+            entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
+        };
+        let room = match entered {
             Ok(room) => room,
             Err(at) => return settle::put_off(&self.db, job.delivery_id, at).await,
         };
