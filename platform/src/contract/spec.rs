@@ -118,6 +118,7 @@ pub fn document(
         .collect();
     let mut schemas = reading.take_definitions(true);
     schemas.extend(writing.take_definitions(true));
+    schemas.values_mut().for_each(drop_null_defaults);
     for (path, operations) in document["paths"].as_object_mut().into_iter().flatten() {
         for (method, operation) in operations.as_object_mut().into_iter().flatten() {
             promise(path, method, operation);
@@ -137,6 +138,9 @@ pub fn document(
         }
         Version::V3_0 => {
             document["openapi"] = "3.0.3".into();
+            if let Some(info) = document["info"].as_object_mut() {
+                info.remove("summary");
+            }
             document["x-webhooks"] = Value::Object(webhooks);
         }
     }
@@ -306,6 +310,21 @@ fn describe_webhook(webhook: &WebhookSchema, generator: &mut SchemaGenerator) ->
         }}}},
         "responses": {"2XX": {"description": "Received; nothing more is sent for this event."}}
     }})
+}
+
+/// Removes `"default": null`: it says that a member may be absent, which `required` says already, and
+/// where null is no value of the member it is wrong.
+fn drop_null_defaults(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            if members.get("default") == Some(&Value::Null) {
+                members.remove("default");
+            }
+            members.values_mut().for_each(drop_null_defaults);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_null_defaults),
+        _ => {}
+    }
 }
 
 /// Turns what is left of 3.0's `nullable` into 3.1's type lists.
