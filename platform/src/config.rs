@@ -262,7 +262,10 @@ impl Config {
                 return wrong(key, "is longer than nothing");
             }
         }
-        let redis = self.redis_url.as_ref().map(|url| url.expose_secret());
+        let redis = self
+            .redis_url
+            .as_ref()
+            .map(secrecy::ExposeSecret::expose_secret);
         if redis.is_some_and(|url| !url.starts_with("redis://") && !url.starts_with("rediss://")) {
             return wrong("redis_url", "starts with redis:// or rediss://");
         }

@@ -72,7 +72,7 @@ pub enum StartError {
     #[error(transparent)]
     Database(#[from] OpenError),
     /// The address.
-    #[error("listen: {0}: {1}")]
+    #[error("listen: {0}: {1}; choose another address with --listen or BOTIX_LISTEN")]
     Listen(std::net::SocketAddr, io::Error),
     /// The key file beside an embedded database.
     #[error("master key: {0}")]

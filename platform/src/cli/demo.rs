@@ -23,9 +23,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 pub(super) async fn run(once: bool) -> CommandResult {
     let folder = std::env::temp_dir().join(format!("botix-demo-{}", ulid::Ulid::generate()));
     let ended = within(&folder, once).await;
-    if once {
-        let _ = std::fs::remove_dir_all(&folder);
-    }
+    let _ = std::fs::remove_dir_all(&folder);
     ended
 }
 
@@ -58,7 +56,9 @@ async fn within(folder: &Path, once: bool) -> CommandResult {
         key: secrecy::ExposeSecret::expose_secret(&key).to_owned(),
     };
     let shown = async {
-        let shown = tenant.show(&local_url, &project.to_string(), folder).await;
+        let shown = tenant
+            .show(&local_url, &project.to_string(), folder, once)
+            .await;
         if once || shown.is_err() {
             stop.cancel();
         }
@@ -82,8 +82,8 @@ struct Tenant {
 }
 
 impl Tenant {
-    async fn show(&self, url: &str, project: &str, folder: &Path) -> CommandResult {
-        println!("BOTIX demo, data in {}", folder.display());
+    async fn show(&self, url: &str, project: &str, folder: &Path, once: bool) -> CommandResult {
+        println!("BOTIX demo, data in {} until it ends", folder.display());
         println!("1. a project            {project}");
         let plugin = self
             .post(
@@ -130,6 +130,9 @@ impl Tenant {
             }
         }
         println!("     {}", text(&webhook, "/body"));
+        if once {
+            return Ok(());
+        }
         println!();
         println!(
             "API        {}   (Authorization: Bearer {})",
@@ -144,6 +147,7 @@ impl Tenant {
             self.api,
             text(&bin, "/id")
         );
+        println!("Ctrl-C ends it.");
         Ok(())
     }
 

@@ -6,7 +6,7 @@ mod plugin;
 mod project;
 mod serve;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -185,5 +185,8 @@ fn start_log(filter: &str) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // Where nobody reads the log any more, nothing is to be said about that either.
+        .log_internal_errors(false)
         .try_init();
 }

@@ -61,15 +61,27 @@ pub(super) async fn run(command: PluginCommand) -> CommandResult {
             event,
             config,
         } => {
-            let event: EventFile = serde_json::from_slice(&read(&event)?)?;
+            let event: EventFile = serde_json::from_slice(&read(&event)?)
+                .map_err(|error| format!("{}: {error}", event.display()))?;
             let config = match config {
-                Some(path) => String::from_utf8(read(&path)?)?,
+                Some(path) => {
+                    let text = String::from_utf8(read(&path)?)?;
+                    serde_json::from_str::<&RawValue>(&text)
+                        .map_err(|error| format!("{}: {error}", path.display()))?;
+                    text
+                }
                 None => "{}".to_owned(),
             };
             let component = read(&file)?;
             let plugin = engine.load(&engine.compile_isolated(&component).await?)?;
             let report = engine.run(&plugin, call(&event, config)).await;
+            let failed = matches!(report.outcome, plugins::Outcome::Failed { .. });
             println!("{:#}", shown(report));
+            if failed {
+                return Err(
+                    "the plugin failed; a delivery would be tried again by the ladder".into(),
+                );
+            }
         }
     }
     Ok(())

@@ -59,8 +59,9 @@ pub(super) fn stop_signal() -> std::io::Result<CancellationToken> {
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
-        tracing::info!("stopping: finishing what is in flight");
+        // First of all: whatever the log does, the process stops.
         token.cancel();
+        tracing::info!("stopping: finishing what is in flight");
     });
     Ok(stop)
 }
