@@ -39,13 +39,14 @@ use crate::{
         Rooms, Running,
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
-        deliveries::{self, DeliverWebhook, DeliveriesApi, TidyEndpoint},
+        deliveries::{self, DeliverWebhook, DeliveriesApi},
         endpoints::{self, EndpointsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
         sender::{Sender, SenderError},
         target::TargetPolicy,
+        tidy::{self, TidyEndpoint},
         worker::Worker,
     },
 };
@@ -344,10 +345,10 @@ impl App {
             Box::pin(async move { plugins.compile(job).await })
         });
         let tidied = db.clone();
-        let tidy: jobs::Handler<TidyEndpoint> = Arc::new(move |job| {
+        let tidying: jobs::Handler<TidyEndpoint> = Arc::new(move |job| {
             let db = tidied.clone();
             Box::pin(async move {
-                jobs::until_done("tidy-endpoint", || deliveries::tidy(&db, job.endpoint_id)).await;
+                jobs::until_done("tidy-endpoint", || tidy::all(&db, job.endpoint_id)).await;
             })
         });
         let concurrency = config.webhooks.concurrency;
@@ -358,7 +359,7 @@ impl App {
             jobs::run(db.clone(), 2, compile, stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 2, tidy, stop.clone())
+            jobs::run(db.clone(), 2, tidying, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             sweep::run(db, &self.idempotency, stop)

@@ -8,7 +8,6 @@ use poem::{IntoResponse, Request, RequestBody, Response, http::StatusCode};
 use poem_openapi::{
     ApiExtractor, ApiExtractorType, ApiResponse, ExtractParamOptions,
     error::ContentTypeError,
-    payload::{ParsePayload, Payload},
     registry::{
         MetaHeader, MetaMediaType, MetaRequest, MetaResponse, MetaResponses, MetaSchema,
         MetaSchemaRef, Registry,
@@ -129,28 +128,11 @@ fn media_type<T: JsonSchema>() -> MetaMediaType {
     }
 }
 
-impl<T: JsonSchema + Send> Payload for Body<T> {
-    const CONTENT_TYPE: &'static str = JSON;
-
-    fn check_content_type(content_type: &str) -> bool {
-        is_json(content_type)
-    }
-
-    fn schema_ref() -> MetaSchemaRef {
-        MetaSchemaRef::Reference(T::schema_name().into_owned())
-    }
-
-    fn register(registry: &mut Registry) {
-        spec::note_schema::<T>(registry, spec::Use::Read);
-    }
-}
-
-impl<T: JsonSchema + DeserializeOwned + Send> ParsePayload for Body<T> {
-    const IS_REQUIRED: bool = true;
-
-    async fn from_request(request: &Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let bytes = <Vec<u8> as poem::FromRequest>::from_request(request, body).await?;
-        Ok(Self(parse_json(&bytes)?))
+fn request_of<T: JsonSchema>(required: bool) -> MetaRequest {
+    MetaRequest {
+        description: None,
+        content: vec![media_type::<T>()],
+        required,
     }
 }
 
@@ -164,11 +146,7 @@ impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
     }
 
     fn request_meta() -> Option<MetaRequest> {
-        Some(MetaRequest {
-            description: None,
-            content: vec![media_type::<T>()],
-            required: true,
-        })
+        Some(request_of::<T>(true))
     }
 
     async fn from_request(
@@ -177,7 +155,8 @@ impl<'a, T: JsonSchema + DeserializeOwned + Send> ApiExtractor<'a> for Body<T> {
         _: ExtractParamOptions<()>,
     ) -> poem::Result<Self> {
         check_content_type(request)?;
-        <Self as ParsePayload>::from_request(request, body).await
+        let bytes = <Vec<u8> as poem::FromRequest>::from_request(request, body).await?;
+        Ok(Self(parse_json(&bytes)?))
     }
 }
 
@@ -202,11 +181,7 @@ impl<'a, T: JsonSchema + DeserializeOwned + Default + Send> ApiExtractor<'a> for
     }
 
     fn request_meta() -> Option<MetaRequest> {
-        Some(MetaRequest {
-            description: None,
-            content: vec![media_type::<T>()],
-            required: false,
-        })
+        Some(request_of::<T>(false))
     }
 
     async fn from_request(

@@ -228,17 +228,6 @@ impl Db {
     pub async fn ping(&self) -> sqlx::Result<()> {
         self.read().await?.ping().await
     }
-
-    /// Closes every connection after the statements in flight.
-    pub async fn close(&self) {
-        match self {
-            Self::Postgres(pool) => pool.close().await,
-            Self::Sqlite { writer, readers } => {
-                readers.close().await;
-                writer.close().await;
-            }
-        }
-    }
 }
 
 impl Reader {

@@ -3,8 +3,8 @@
 //! Settings come from [`settings`] alone, so that the compiling child and the serving parent cannot
 //! disagree; what they come to is the [`Fingerprint`] that every artifact carries. Instances come
 //! from a pool sized for `concurrency` runs at once, and a semaphore of the same size stands before
-//! it, so the pool is never found empty. No single plugin may hold more than half of the slots: a
-//! tenant whose plugin is slow waits for itself. A thread advances the epoch every 2 ms; each plugin
+//! it, so the pool is never found empty. No single plugin may hold more than half of the slots,
+//! so one that is slow leaves the other half to the others. A thread advances the epoch every 2 ms; each plugin
 //! yields to the other tasks at every tick that it lives through and is stopped when its processor
 //! time is spent. The settings were measured; `docs/performance.md` has the numbers.
 

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     custom_headers::CustomHeaders,
-    deliveries,
     patterns::Patterns,
     signature::EndpointSecret,
     target::{TargetError, TargetPolicy, parse_target},
+    tidy,
 };
 use crate::{
     contract::{
@@ -339,7 +339,7 @@ impl EndpointsApi {
             &row.headers[..]
         )?;
         if row.enabled != was_enabled {
-            deliveries::tidy_now(&mut work, row.id, Some(row.enabled)).await?;
+            tidy::now_and_later(&mut work, row.id, Some(row.enabled)).await?;
         }
         Ok(Reply(self.show(row)?))
     }
@@ -367,7 +367,7 @@ impl EndpointsApi {
         if deleted == 0 {
             return Err(ApiError::not_found("endpoint"));
         }
-        deliveries::tidy_now(&mut work, id.0, None).await?;
+        tidy::now_and_later(&mut work, id.0, None).await?;
         Ok(NoContent)
     }
 }

@@ -1,8 +1,8 @@
 //! The headers of a webhook that the platform answers for.
 //!
 //! Everything a receiver verifies, deduplicates or reports with comes from here: the two signatures,
-//! the event, the attempt. Tenants and plugins may add headers, and may replace the content type and
-//! the user agent, but none of the reserved ones: a plugin that could write `webhook-signature` could
+//! the event, the attempt. Tenants and plugins may add headers, and a plugin may replace the content
+//! type, but nobody sets the user agent or one of the reserved names: a plugin that could write `webhook-signature` could
 //! pass off as the platform, and one that could write `content-length` could smuggle a request.
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -21,6 +21,7 @@ pub mod sender;
 mod settle;
 pub mod signature;
 pub mod target;
+pub mod tidy;
 pub mod worker;
 
 pub use rooms::{Rooms, Running};

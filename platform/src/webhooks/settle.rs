@@ -14,6 +14,7 @@ use super::{
     endpoints::{self, EndpointId},
     events::EventId,
     ladder::{self, DeadReason, Next, Outcome},
+    tidy,
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
@@ -141,7 +142,7 @@ impl Settlement {
             } => {
                 if disable_endpoint {
                     endpoints::disable(tx, self.endpoint, "gone").await?;
-                    deliveries::tidy_later(tx, self.endpoint).await?;
+                    tidy::later(tx, self.endpoint).await?;
                 }
             }
         }
