@@ -23,7 +23,7 @@ use crate::{
         payload::{answers, to_json},
         spec,
     },
-    db::{Conn, Db, Id, Kind, Queryable as _, Timestamp},
+    db::{Conn, Db, Id, Kind, Queryable, Timestamp},
 };
 
 /// A page ends after the row with which it reaches this many bytes, whatever its limit.
@@ -254,6 +254,17 @@ impl<T> Page<T> {
         filters: &[Filter],
         show: impl Fn(R) -> Result<T, ApiError>,
     ) -> Result<Self, ApiError> {
+        Self::fetch_on(&mut db.read().await?, request, owner, filters, show).await
+    }
+
+    /// As [`Page::fetch`], where the rows are completed by further statements of one snapshot.
+    pub async fn fetch_on<R: Listed, O: Kind>(
+        on: &mut impl Queryable,
+        request: PageRequest,
+        owner: Id<O>,
+        filters: &[Filter],
+        show: impl Fn(R) -> Result<T, ApiError>,
+    ) -> Result<Self, ApiError> {
         let owner = uuid::Uuid::from(owner);
         if let Some(filter) = filters.iter().find(|filter| filter.has_nul()) {
             return Err(ApiError::invalid_parameter(
@@ -275,7 +286,7 @@ impl<T> Page<T> {
                     ApiError::new(Code::InvalidCursor, Code::InvalidCursor.about())
                 })?),
             };
-        let (mut rows, cut) = read::<R>(db, owner, filters, after, request.limit + 1).await?;
+        let (mut rows, cut) = read::<R>(on, owner, filters, after, request.limit + 1).await?;
         let has_more = cut || rows.len() > request.rows();
         rows.truncate(request.rows());
         let next_cursor = rows
@@ -383,7 +394,7 @@ fn query_text<R: Listed>(filters: &[Filter], next: bool) -> String {
 }
 
 async fn read<R: Listed>(
-    db: &Db,
+    on: &mut impl Queryable,
     owner: uuid::Uuid,
     filters: &[Filter],
     after: Option<Position>,
@@ -391,7 +402,6 @@ async fn read<R: Listed>(
 ) -> sqlx::Result<(Vec<R>, bool)> {
     // Safe: the text is made of this crate's own fragments alone, every value is bound.
     let text = AssertSqlSafe(query_text::<R>(filters, after.is_some()));
-    let mut reader = db.read().await?;
     macro_rules! run {
         ($conn:expr) => {{
             let mut query = sqlx::query_as::<_, R>(text).bind(owner);
@@ -411,7 +421,7 @@ async fn read<R: Listed>(
             gather(query.bind(limit).fetch($conn)).await
         }};
     }
-    match reader.conn() {
+    match on.conn() {
         Conn::Postgres(conn) => run!(conn),
         Conn::Sqlite(conn) => run!(conn),
     }

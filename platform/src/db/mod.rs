@@ -63,9 +63,9 @@ pub struct Tx {
 
 #[derive(Debug)]
 enum Open {
-    /// Read committed.
+    /// Read committed, or repeatable read where it only reads.
     Postgres(Transaction<'static, Postgres>),
-    /// Begun `IMMEDIATE`.
+    /// Begun `IMMEDIATE`, or `DEFERRED` where it only reads.
     Sqlite(Transaction<'static, Sqlite>),
 }
 
@@ -222,6 +222,25 @@ impl Db {
             Self::Postgres(pool) => pool.acquire().await.map(Reader::Postgres),
             Self::Sqlite { readers, .. } => readers.acquire().await.map(Reader::Sqlite),
         }
+    }
+
+    /// A transaction for reading: all its statements see the store at one moment.
+    ///
+    /// For answers put together from several statements; one statement is whole by itself.
+    pub async fn snapshot(&self) -> sqlx::Result<Tx> {
+        let open = match self {
+            Self::Postgres(pool) => pool
+                .begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                .await
+                .map(Open::Postgres),
+            Self::Sqlite { readers, .. } => {
+                readers.begin_with("BEGIN DEFERRED").await.map(Open::Sqlite)
+            }
+        };
+        Ok(Tx {
+            open: open?,
+            announces: false,
+        })
     }
 
     /// Whether the store answers.

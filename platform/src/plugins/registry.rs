@@ -215,7 +215,8 @@ impl PluginsApi {
     /// List plugins
     #[oai(path = "/plugins", method = "get", operation_id = "list_plugins")]
     async fn list(&self, caller: Caller, page: PageRequest) -> Result<Page<PluginView>, ApiError> {
-        let mut page = Page::fetch(&self.db, page, caller.project, &[], |row: PluginRow| {
+        let mut snapshot = self.db.snapshot().await?;
+        let shown = |row: PluginRow| {
             Ok(PluginView {
                 id: row.id,
                 name: row.name,
@@ -224,11 +225,10 @@ impl PluginsApi {
                 created_at: row.created_at,
                 updated_at: row.updated_at,
             })
-        })
-        .await?;
-        let mut reader = self.db.read().await?;
+        };
+        let mut page = Page::fetch_on(&mut snapshot, page, caller.project, &[], shown).await?;
         for plugin in page.rows_mut() {
-            plugin.versions = versions(&mut reader, plugin.id).await?;
+            plugin.versions = versions(&mut snapshot, plugin.id).await?;
         }
         Ok(page)
     }
@@ -236,9 +236,9 @@ impl PluginsApi {
     /// Read a plugin
     #[oai(path = "/plugins/:id", method = "get", operation_id = "get_plugin")]
     async fn get(&self, caller: Caller, id: Path<PluginId>) -> Result<Reply<PluginView>, ApiError> {
-        let mut reader = self.db.read().await?;
-        let row = find(&mut reader, caller.project, id.0).await?;
-        Ok(Reply(show(&mut reader, row).await?))
+        let mut snapshot = self.db.snapshot().await?;
+        let row = find(&mut snapshot, caller.project, id.0).await?;
+        Ok(Reply(show(&mut snapshot, row).await?))
     }
 
     /// Rename a plugin

@@ -45,6 +45,9 @@ pub async fn settled(api: &Api, id: &str, version: u64, status: &str) -> Value {
         let versions = plugin["versions"].as_array().expect("a list");
         let row = versions.iter().find(|row| row["version"] == version)?;
         let now = row["status"].as_str().expect("a status");
+        // An answer shows one moment: a ready version never stands beside no active one.
+        let ready = versions.iter().any(|row| row["status"] == "ready");
+        assert_eq!(ready, !plugin["active_version"].is_null(), "{plugin}");
         assert!(now == status || now == "compiling", "{row}");
         (now == status).then(|| plugin.clone())
     })
