@@ -102,12 +102,16 @@ pub struct Idempotency {
     /// How long a finished answer is kept.
     #[serde(deserialize_with = "duration")]
     pub ttl: Duration,
+    /// How long a key stays captured in Redis by a process that died; renewed while the request runs.
+    #[serde(deserialize_with = "duration")]
+    pub lease: Duration,
 }
 
 impl Default for Idempotency {
     fn default() -> Self {
         Self {
             ttl: Duration::from_hours(24),
+            lease: Duration::from_mins(1),
         }
     }
 }
@@ -257,6 +261,7 @@ impl Config {
             ("webhooks.connect_timeout", self.webhooks.connect_timeout),
             ("webhooks.read_timeout", self.webhooks.read_timeout),
             ("idempotency.ttl", self.idempotency.ttl),
+            ("idempotency.lease", self.idempotency.lease),
         ] {
             if time.is_zero() {
                 return wrong(key, "is longer than nothing");

@@ -13,6 +13,7 @@
 //! | [`contract`] | what every route shares: auth, errors, idempotency, cursors, request ids |
 //! | [`jobs`] | apalis: enqueueing inside a transaction, workers |
 //! | [`db`] | the only room that knows there are two databases |
+//! | [`shared`] | what nodes share through Redis, and a circuit in front of a store |
 //! | [`config`] | typed settings |
 
 pub mod app;
@@ -24,4 +25,5 @@ pub mod db;
 pub mod jobs;
 pub mod plugins;
 pub mod resources;
+pub mod shared;
 pub mod webhooks;

@@ -78,6 +78,9 @@ pub enum StartError {
     /// The key file beside an embedded database.
     #[error("master key: {0}")]
     MasterKey(String),
+    /// The address of Redis.
+    #[error("redis_url: {0}")]
+    Redis(String),
     /// The plugin engine.
     #[error("plugins: {0}")]
     Plugins(#[from] plugins::EngineError),
@@ -226,8 +229,9 @@ impl App {
         let executions = TaskTracker::new();
         let idempotency = Idempotency::new(
             store.db.clone(),
+            store.shared.clone(),
             Sealer::new(&store.master),
-            store.config.idempotency.ttl,
+            &store.config.idempotency,
             executions.clone(),
         );
         Self {
@@ -286,7 +290,8 @@ impl App {
             db: db.clone(),
             idempotency: self.idempotency.clone(),
             routes: Routes::of(&service.spec()),
-            rate_limits: RateLimits::new(&self.store.config.rate_limit),
+            rate_limits: RateLimits::new(&self.store.config.rate_limit, self.store.shared.clone()),
+            store: Arc::default(),
         };
         let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());
@@ -306,7 +311,13 @@ impl App {
             )
             .at("/error-codes", get(console::pages::error_codes))
             .at("/healthz", get(console::health::alive))
-            .at("/readyz", get(console::health::Ready { db: db.clone() }))
+            .at(
+                "/readyz",
+                get(console::health::Ready {
+                    db: db.clone(),
+                    shared: self.store.shared.clone(),
+                }),
+            )
             .at("/metrics", get(console::health::Metrics::install()))
             .with(RequestIds)
     }

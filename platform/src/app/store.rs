@@ -6,6 +6,7 @@ use super::StartError;
 use crate::{
     config::{Config, MasterKey},
     db::Db,
+    shared::Shared,
 };
 
 /// The parts that every command may need.
@@ -14,13 +15,17 @@ pub struct Store {
     pub config: Config,
     /// The database, migrated.
     pub db: Db,
+    /// What nodes share through Redis, if there is one.
+    pub shared: Option<Shared>,
     /// The master key.
     pub master: MasterKey,
 }
 
 impl Store {
-    /// Opens and migrates the database.
+    /// Opens and migrates the database. Redis may be away: nothing waits for it.
     pub async fn open(mut config: Config) -> Result<Self, StartError> {
+        let shared = config.redis_url.as_ref().map(Shared::new).transpose();
+        let shared = shared.map_err(|error| StartError::Redis(error.to_string()))?;
         let db = Db::open(&config).await?;
         db.migrate().await?;
         let master = match (config.master_key.take(), config.sqlite_path()) {
@@ -34,7 +39,12 @@ impl Store {
                 ));
             }
         };
-        Ok(Self { config, db, master })
+        Ok(Self {
+            config,
+            db,
+            shared,
+            master,
+        })
     }
 }
 

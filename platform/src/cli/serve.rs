@@ -23,10 +23,12 @@ pub(super) async fn run(config: Config, roles: &[Role]) -> CommandResult {
         || format!("http://{}", config.listen),
         |bound| bound.local_url.clone(),
     );
-    if config.redis_url.is_some() {
-        tracing::warn!("redis_url is set; this version does not use Redis yet, SQL does its work");
+    let store = Store::open(config).await?;
+    if let Some(shared) = &store.shared {
+        // The log says so where Redis is away; the process starts all the same.
+        let _ = shared.ping().await;
     }
-    let app = App::new(Store::open(config).await?, &local_url);
+    let app = App::new(store, &local_url);
     if api {
         println!("listening on {local_url}");
     }

@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use poem::{Endpoint, Request, Response, handler, http::StatusCode};
 use serde_json::json;
 
-use crate::db::Db;
+use crate::{db::Db, shared::Shared};
 
 /// Says that the process lives.
 #[handler]
@@ -19,6 +19,8 @@ pub fn alive() -> Response {
 pub struct Ready {
     /// The database.
     pub db: Db,
+    /// Redis, if there is one.
+    pub shared: Option<Shared>,
 }
 
 impl Endpoint for Ready {
@@ -26,16 +28,22 @@ impl Endpoint for Ready {
 
     async fn call(&self, _: Request) -> poem::Result<Response> {
         let ping = tokio::time::timeout(Duration::from_secs(2), self.db.ping()).await;
+        // Without Redis the process works on, so it is told and does not count.
+        let redis = match &self.shared {
+            None => "none",
+            Some(shared) if shared.ping().await.is_ok() => "ok",
+            Some(_) => "does not answer; SQL and the process do its work",
+        };
         Ok(match ping {
             Ok(Ok(())) => answer(
                 StatusCode::OK,
-                &json!({"status": "ready", "database": "ok"}),
+                &json!({"status": "ready", "database": "ok", "redis": redis}),
             ),
             failed => {
                 tracing::warn!(?failed, "not ready: the database does not answer");
                 answer(
                     StatusCode::SERVICE_UNAVAILABLE,
-                    &json!({"status": "unavailable", "database": "does not answer"}),
+                    &json!({"status": "unavailable", "database": "does not answer", "redis": redis}),
                 )
             }
         })

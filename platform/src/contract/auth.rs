@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     contract::{ApiError, Code},
-    db::{Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_optional},
+    db::{self, Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_optional},
 };
 
 /// A project: one tenant.
@@ -132,29 +132,44 @@ struct KeyRow {
     scopes: JsonText<Vec<Scope>>,
 }
 
-/// Finds the key of a request; `UNAUTHENTICATED` when there is none that counts.
-pub async fn authenticate(db: &Db, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let unauthenticated = || ApiError::new(Code::Unauthenticated, Code::Unauthenticated.about());
-    let key = headers
+/// The key that a request presents; `UNAUTHENTICATED` when it presents none.
+pub fn presented(headers: &HeaderMap) -> Result<&str, ApiError> {
+    headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim())
         .filter(|key| key.starts_with(PREFIX))
-        .ok_or_else(unauthenticated)?;
-    let mut reader = db.read().await?;
-    let row = fetch_optional!(
-        &mut reader,
-        KeyRow,
-        "SELECT project_id, scopes FROM api_keys WHERE hash = $1 AND revoked_at IS NULL",
-        hash(key)
-    )?
-    .ok_or_else(unauthenticated)?;
-    Ok(Caller {
-        project: row.project_id,
-        scopes: row.scopes.0,
-    })
+        .ok_or_else(unauthenticated)
+}
+
+/// Finds who has a key; none, when it is unknown or revoked.
+///
+/// A connection that broke while it lay in the pool shows it here, at the first question of a request:
+/// the next one is asked.
+pub async fn find(db: &Db, key: &str) -> sqlx::Result<Option<Caller>> {
+    loop {
+        let mut reader = db.read().await?;
+        let row = fetch_optional!(
+            &mut reader,
+            KeyRow,
+            "SELECT project_id, scopes FROM api_keys WHERE hash = $1 AND revoked_at IS NULL",
+            hash(key)
+        );
+        return match row {
+            Err(error) if db::is_broken(&error) => continue,
+            row => Ok(row?.map(|row| Caller {
+                project: row.project_id,
+                scopes: row.scopes.0,
+            })),
+        };
+    }
+}
+
+/// The answer to whoever presents no key that counts.
+pub fn unauthenticated() -> ApiError {
+    ApiError::new(Code::Unauthenticated, Code::Unauthenticated.about())
 }
 
 const PREFIX: &str = "btx_live_";

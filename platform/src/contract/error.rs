@@ -85,6 +85,8 @@ codes! {
         "The first request with this key is still running; try again after `Retry-After` seconds.";
     IdempotencyUnavailable "IDEMPOTENCY_UNAVAILABLE" 503 false "Store out of reach"
         "The store of answers cannot be reached; nothing was executed. Try again with the same key.";
+    IdempotencyAnswerNotKept "IDEMPOTENCY_ANSWER_NOT_KEPT" 200 false "Answer too large to be kept"
+        "The first request with this key was executed, and its answer was larger than 262,144 bytes, which are not kept. This replay has the first answer's status and `Location`; `detail` says where to read the result.";
     InvalidCursor "INVALID_CURSOR" 400 false "Invalid cursor"
         "The cursor was changed, or comes from another project, collection, order or filter. Start again without one.";
     InvalidCursorLimit "INVALID_CURSOR_LIMIT" 400 false "Invalid cursor_limit"
@@ -297,19 +299,7 @@ impl ResponseError for ApiError {
         if let Some(cause) = &self.cause {
             tracing::error!(request_id = %request_id::current(), code = self.code.name(), cause, "request failed");
         }
-        let problem = Problem {
-            kind: format!("{}/error-codes#{}", public_url(), self.code.name()),
-            title: self.code.title(),
-            status: self.code.status(),
-            code: self.code.name(),
-            detail: self.detail.to_string(),
-            request_id: request_id::current().to_string(),
-            errors: self.errors.clone(),
-        };
-        let mut response = Response::builder()
-            .status(self.status())
-            .content_type("application/problem+json")
-            .body(payload::to_json(&problem));
+        let mut response = problem(self.code, self.status(), &self.detail, self.errors.clone());
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert("retry-after", seconds.into());
         }
@@ -325,6 +315,28 @@ impl ResponseError for ApiError {
         response.extensions_mut().insert(self.code);
         response
     }
+}
+
+/// The answer with a code's problem body; its status is the code's own, but for a replay's.
+pub(super) fn problem(
+    code: Code,
+    status: StatusCode,
+    detail: &str,
+    errors: Vec<FieldError>,
+) -> Response {
+    let problem = Problem {
+        kind: format!("{}/error-codes#{}", public_url(), code.name()),
+        title: code.title(),
+        status: status.as_u16(),
+        code: code.name(),
+        detail: detail.to_owned(),
+        request_id: request_id::current().to_string(),
+        errors,
+    };
+    Response::builder()
+        .status(status)
+        .content_type("application/problem+json")
+        .body(payload::to_json(&problem))
 }
 
 impl IntoResponse for ApiError {

@@ -3,19 +3,25 @@
 //! Order: authentication, scope, rate limit, then for a mutation the form of its key, the size of its body and
 //! its idempotent execution. Nothing below this layer can be reached around it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::{Stream, StreamExt as _};
 use poem::{Endpoint, Middleware, Request, Response, http::Method};
 
 use crate::{
     contract::{
-        ApiError, Code, auth, error,
+        ApiError, Code,
+        auth::{self, Caller},
+        error,
         idempotency::{Asked, Idempotency, Key, fingerprint},
         rate_limit::{RateLimits, Standing},
         routes::Routes,
     },
     db::{self, Db},
+    shared::Circuit,
 };
 
 const MIB: usize = 1 << 20;
@@ -48,6 +54,8 @@ pub struct Contract {
     pub routes: Routes,
     /// How much projects may ask.
     pub rate_limits: RateLimits,
+    /// What turns requests away at once while the store is out of reach.
+    pub store: Arc<Circuit>,
 }
 
 impl<E: Endpoint + 'static> Middleware<E> for Contract {
@@ -59,6 +67,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
             idempotency: self.idempotency.clone(),
             routes: self.routes.clone(),
             rate_limits: self.rate_limits.clone(),
+            store: self.store.clone(),
             inner: Arc::new(inner),
         }
     }
@@ -71,6 +80,7 @@ pub struct ContractEndpoint<E> {
     idempotency: Idempotency,
     routes: Routes,
     rate_limits: RateLimits,
+    store: Arc<Circuit>,
     inner: Arc<E>,
 }
 
@@ -126,14 +136,7 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
         standing: &mut Option<Standing>,
     ) -> Result<Admitted, ApiError> {
         let mutates = is_mutation(request.method());
-        let caller = db::within(
-            db::PATIENCE,
-            auth::authenticate(&self.db, request.headers()),
-        )
-        .await
-        .map_err(ApiError::from)
-        .flatten()
-        .map_err(|error| {
+        let caller = self.authenticate(request).await.map_err(|error| {
             if mutates {
                 error.as_idempotency_unavailable()
             } else {
@@ -142,7 +145,7 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
         })?;
         caller.require(request.method(), request.uri().path())?;
         let project = caller.project;
-        let (stands, allowed) = self.rate_limits.count(project);
+        let (stands, allowed) = self.rate_limits.count(project).await;
         *standing = Some(stands);
         allowed?;
         request.extensions_mut().insert(caller);
@@ -167,9 +170,33 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
                 project,
                 key,
                 fingerprint,
+                path: request.original_uri().path().to_owned(),
             },
             body,
         ))
+    }
+}
+
+impl<E> ContractEndpoint<E> {
+    /// Who asks. It is the first that a request wants from the store: where that does not answer, the
+    /// next requests are told so at once.
+    async fn authenticate(&self, request: &Request) -> Result<Caller, ApiError> {
+        let key = auth::presented(request.headers())?;
+        if !self.store.admits(Instant::now()) {
+            let code = Code::Unavailable;
+            return Err(ApiError::new(code, "The store cannot be reached."));
+        }
+        let found = db::within(db::PATIENCE, auth::find(&self.db, key)).await;
+        match found.flatten() {
+            Ok(caller) => {
+                self.store.answered();
+                caller.ok_or_else(auth::unauthenticated)
+            }
+            Err(error) => {
+                self.store.failed(Instant::now());
+                Err(error.into())
+            }
+        }
     }
 }
 

@@ -421,10 +421,12 @@ async fn read<R: Listed>(
             gather(query.bind(limit).fetch($conn)).await
         }};
     }
-    match on.conn() {
+    let rows = match on.conn() {
         Conn::Postgres(conn) => run!(conn),
         Conn::Sqlite(conn) => run!(conn),
-    }
+    };
+    on.settled();
+    rows
 }
 
 /// Collects rows, one more than a page of them at the most, and fewer where they are heavy.

@@ -273,7 +273,10 @@ fn applies(code: Code, path: &str, mutates: bool, lists: bool, has_body: bool) -
             mutates && (path.ends_with("/plugins") || path.ends_with("/versions"))
         }
         Code::PluginInUse => mutates && path.ends_with("/plugins/{id}"),
-        Code::OffsetTooLarge | Code::OffsetPaginationRetired | Code::MethodNotAllowed => false,
+        Code::OffsetTooLarge
+        | Code::OffsetPaginationRetired
+        | Code::MethodNotAllowed
+        | Code::IdempotencyAnswerNotKept => false,
     }
 }
 

@@ -8,6 +8,7 @@
 //! their encoding themselves: [`Timestamp`], [`Id`], [`JsonText`]. SQLite has one writer connection,
 //! handed out first come, first served, and many readers.
 
+mod borrowed;
 mod id;
 mod json_text;
 mod migrate;
@@ -22,7 +23,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 use sqlx::{
-    PgConnection, PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    PgConnection, PgPool, Sqlite, SqliteConnection, SqlitePool, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
@@ -30,6 +31,7 @@ use sqlx::{
 
 use tokio::sync::Notify;
 
+use borrowed::Borrowed;
 pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
 pub use secret_box::{SealError, Sealer};
@@ -64,17 +66,18 @@ pub struct Tx {
 #[derive(Debug)]
 enum Open {
     /// Read committed, or repeatable read where it only reads.
-    Postgres(Transaction<'static, Postgres>),
+    Postgres(Borrowed),
     /// Begun `IMMEDIATE`, or `DEFERRED` where it only reads.
     Sqlite(Transaction<'static, Sqlite>),
 }
 
 /// A connection for reading outside a transaction.
 #[derive(Debug)]
-pub enum Reader {
-    /// On PostgreSQL.
-    Postgres(PoolConnection<Postgres>),
-    /// On SQLite.
+pub struct Reader(Reading);
+
+#[derive(Debug)]
+enum Reading {
+    Postgres(Borrowed),
     Sqlite(PoolConnection<Sqlite>),
 }
 
@@ -89,8 +92,12 @@ pub enum Conn<'c> {
 
 /// Anything a statement can run on: [`Tx`] or [`Reader`].
 pub trait Queryable: Send {
-    /// The connection beneath.
+    /// The connection beneath, for a statement that begins now.
     fn conn(&mut self) -> Conn<'_>;
+
+    /// The statement has ended, well or not. One that was dropped half-way never says so, and its
+    /// connection is not used again.
+    fn settled(&mut self);
 
     /// Lets the commit wake whoever waits on [`announced`]; without a transaction, nothing.
     fn announce(&mut self) {}
@@ -99,8 +106,14 @@ pub trait Queryable: Send {
 impl Queryable for Tx {
     fn conn(&mut self) -> Conn<'_> {
         match &mut self.open {
-            Open::Postgres(tx) => Conn::Postgres(tx),
+            Open::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
             Open::Sqlite(tx) => Conn::Sqlite(tx),
+        }
+    }
+
+    fn settled(&mut self) {
+        if let Open::Postgres(borrowed) = &mut self.open {
+            borrowed.settled();
         }
     }
 
@@ -111,9 +124,15 @@ impl Queryable for Tx {
 
 impl Queryable for Reader {
     fn conn(&mut self) -> Conn<'_> {
-        match self {
-            Self::Postgres(connection) => Conn::Postgres(connection),
-            Self::Sqlite(connection) => Conn::Sqlite(connection),
+        match &mut self.0 {
+            Reading::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
+            Reading::Sqlite(connection) => Conn::Sqlite(connection),
+        }
+    }
+
+    fn settled(&mut self) {
+        if let Reading::Postgres(borrowed) = &mut self.0 {
+            borrowed.settled();
         }
     }
 }
@@ -205,7 +224,7 @@ impl Db {
     /// Opens a transaction that may write.
     pub async fn begin(&self) -> sqlx::Result<Tx> {
         let open = match self {
-            Self::Postgres(pool) => pool.begin().await.map(Open::Postgres),
+            Self::Postgres(pool) => begin_postgres(pool, None).await,
             Self::Sqlite { writer, .. } => {
                 writer.begin_with("BEGIN IMMEDIATE").await.map(Open::Sqlite)
             }
@@ -218,10 +237,11 @@ impl Db {
 
     /// A connection for reading; it sees everything committed before.
     pub async fn read(&self) -> sqlx::Result<Reader> {
-        match self {
-            Self::Postgres(pool) => pool.acquire().await.map(Reader::Postgres),
-            Self::Sqlite { readers, .. } => readers.acquire().await.map(Reader::Sqlite),
-        }
+        let reading = match self {
+            Self::Postgres(pool) => Borrowed::new(pool).await.map(Reading::Postgres),
+            Self::Sqlite { readers, .. } => readers.acquire().await.map(Reading::Sqlite),
+        };
+        reading.map(Reader)
     }
 
     /// A transaction for reading: all its statements see the store at one moment.
@@ -229,10 +249,10 @@ impl Db {
     /// For answers put together from several statements; one statement is whole by itself.
     pub async fn snapshot(&self) -> sqlx::Result<Tx> {
         let open = match self {
-            Self::Postgres(pool) => pool
-                .begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                .await
-                .map(Open::Postgres),
+            Self::Postgres(pool) => {
+                let statement = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+                begin_postgres(pool, Some(statement)).await
+            }
             Self::Sqlite { readers, .. } => {
                 readers.begin_with("BEGIN DEFERRED").await.map(Open::Sqlite)
             }
@@ -249,6 +269,20 @@ impl Db {
     }
 }
 
+/// Begins on a connection that works: one that broke while it lay in the pool shows it here, where
+/// nothing has been done yet, and the next one is taken.
+async fn begin_postgres(pool: &PgPool, statement: Option<&'static str>) -> sqlx::Result<Open> {
+    for _ in 0..pool.options().get_max_connections() {
+        let mut borrowed = Borrowed::new(pool).await?;
+        match borrowed.begin(statement).await {
+            Ok(()) => return Ok(Open::Postgres(borrowed)),
+            Err(error) if is_broken(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(sqlx::Error::PoolTimedOut)
+}
+
 impl Reader {
     async fn ping(&mut self) -> sqlx::Result<()> {
         execute!(self, "SELECT 1").map(drop)
@@ -259,7 +293,7 @@ impl Tx {
     /// Makes everything in the transaction true at once.
     pub async fn commit(self) -> sqlx::Result<()> {
         match self.open {
-            Open::Postgres(tx) => tx.commit().await?,
+            Open::Postgres(mut borrowed) => borrowed.commit().await?,
             Open::Sqlite(tx) => tx.commit().await?,
         }
         if self.announces {
@@ -271,23 +305,8 @@ impl Tx {
     /// Makes everything in the transaction undone.
     pub async fn rollback(self) -> sqlx::Result<()> {
         match self.open {
-            Open::Postgres(tx) => tx.rollback().await,
+            Open::Postgres(mut borrowed) => borrowed.rollback().await,
             Open::Sqlite(tx) => tx.rollback().await,
-        }
-    }
-
-    /// Takes an advisory lock until the transaction ends; false when another transaction has it.
-    ///
-    /// SQLite has one writer, so there every transaction has every lock.
-    pub async fn try_lock(&mut self, key: i64) -> sqlx::Result<bool> {
-        match &mut self.open {
-            Open::Postgres(tx) => {
-                sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)")
-                    .bind(key)
-                    .fetch_one(&mut **tx)
-                    .await
-            }
-            Open::Sqlite(_) => Ok(true),
         }
     }
 }
@@ -305,6 +324,18 @@ pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> sql
 pub fn announced() -> &'static Arc<Notify> {
     static ANNOUNCED: OnceLock<Arc<Notify>> = OnceLock::new();
     ANNOUNCED.get_or_init(Arc::default)
+}
+
+/// Whether an error means that the connection is gone.
+pub fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        // The server ended it, or is about to.
+        sqlx::Error::Database(error) => error
+            .code()
+            .is_some_and(|code| code.starts_with("57P") || code.starts_with("08")),
+        _ => false,
+    }
 }
 
 /// Whether an error means that the store is out of reach, rather than that a statement is wrong.
@@ -350,27 +381,33 @@ pub fn is_unique_violation(error: &sqlx::Error) -> bool {
 
 /// Runs a statement on either database; the number of rows it changed.
 macro_rules! execute {
-    ($on:expr, $sql:expr $(, $bind:expr)* $(,)?) => {
-        match $crate::db::Queryable::conn($on) {
+    ($on:expr, $sql:expr $(, $bind:expr)* $(,)?) => {{
+        let on = &mut *$on;
+        let done = match $crate::db::Queryable::conn(on) {
             $crate::db::Conn::Postgres(conn) => sqlx::query($sql)$(.bind($bind))*
                 .execute(conn).await.map(|done| done.rows_affected()),
             $crate::db::Conn::Sqlite(conn) => sqlx::query($sql)$(.bind($bind))*
                 .execute(conn).await.map(|done| done.rows_affected()),
-        }
-    };
+        };
+        $crate::db::Queryable::settled(on);
+        done
+    }};
 }
 
 macro_rules! fetch_with {
-    ($method:ident, $on:expr, $row:ty, $sql:expr $(, $bind:expr)* $(,)?) => {
-        match $crate::db::Queryable::conn($on) {
+    ($method:ident, $on:expr, $row:ty, $sql:expr $(, $bind:expr)* $(,)?) => {{
+        let on = &mut *$on;
+        let found = match $crate::db::Queryable::conn(on) {
             $crate::db::Conn::Postgres(conn) => {
                 sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
             }
             $crate::db::Conn::Sqlite(conn) => {
                 sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
             }
-        }
-    };
+        };
+        $crate::db::Queryable::settled(on);
+        found
+    }};
 }
 
 /// The one row of a statement, as a type that derives `sqlx::FromRow`.

@@ -97,11 +97,16 @@ pub async fn enqueue<J: Job>(
         })
         .collect::<Result<Vec<_>, serde_json::Error>>()?;
     on.announce();
-    match on.conn() {
-        Conn::Postgres(conn) => apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks).await?,
-        Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks).await?,
-    }
-    Ok(())
+    let pushed = match on.conn() {
+        Conn::Postgres(conn) => apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks)
+            .await
+            .map_err(EnqueueError::from),
+        Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks)
+            .await
+            .map_err(EnqueueError::from),
+    };
+    on.settled();
+    pushed
 }
 
 /// What runs a job; it returns once the outcome is settled.

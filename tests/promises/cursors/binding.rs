@@ -4,11 +4,11 @@ use super::{contacts, next_cursor};
 use crate::harness::api::Api;
 use crate::harness::receiver::Receiver;
 use crate::harness::server::TestServer;
-use crate::harness::{Backend, eventually, on_both_databases};
+use crate::harness::{Backend, eventually, on_every_store};
 use reqwest::Method;
 use serde_json::json;
 
-on_both_databases!(
+on_every_store!(
     a_changed_cursor_is_refused,
     a_cursor_of_another_project_is_refused,
     a_cursor_of_another_list_is_refused,

@@ -38,7 +38,7 @@ async fn every_page_of_every_list_uses_its_index(backend: Backend) {
                     assert!(!plan.contains(costly), "{costly}: {shown}");
                 }
             }
-            Backend::Postgres => {
+            Backend::Postgres | Backend::PostgresAndRedis => {
                 let indexed = plan.contains("Index Scan") || plan.contains("Index Only Scan");
                 assert!(indexed && plan.contains("Index Cond"), "{shown}");
                 for costly in ["Sort", "Seq Scan", "Bitmap"] {
@@ -52,7 +52,7 @@ async fn every_page_of_every_list_uses_its_index(backend: Backend) {
             // The index takes the position itself: the rows before it are not even looked at.
             let bound = match backend {
                 Backend::Sqlite => "(created_at,id)<(?,?)",
-                Backend::Postgres => "ROW(created_at, id) <",
+                Backend::Postgres | Backend::PostgresAndRedis => "ROW(created_at, id) <",
             };
             let condition = plan.lines().any(|line| {
                 line.contains(bound) && (backend == Backend::Sqlite || line.contains("Index Cond"))

@@ -2,11 +2,11 @@
 
 use super::{contacts, ids, next_cursor, next_link, walk, walked};
 use crate::harness::server::TestServer;
-use crate::harness::{Backend, on_both_databases};
+use crate::harness::{Backend, on_every_store};
 use reqwest::Method;
 use serde_json::json;
 
-on_both_databases!(
+on_every_store!(
     a_list_is_newest_first,
     rows_a_microsecond_apart_come_once_each,
     rows_sharing_a_microsecond_come_once_each,

@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex};
 pub const BASE: &str = "/public/v1";
 
 /// The public error codes and their statuses, as the contract fixes them.
-pub const ERROR_CODES: [(&str, u16); 24] = [
+pub const ERROR_CODES: [(&str, u16); 25] = [
     ("UNAUTHENTICATED", 401),
     ("FORBIDDEN", 403),
     ("NOT_FOUND", 404),
@@ -29,6 +29,8 @@ pub const ERROR_CODES: [(&str, u16); 24] = [
     ("IDEMPOTENCY_KEY_REUSE_CONFLICT", 409),
     ("IDEMPOTENCY_KEY_IN_PROGRESS", 409),
     ("IDEMPOTENCY_UNAVAILABLE", 503),
+    // Its status is that of the first answer.
+    ("IDEMPOTENCY_ANSWER_NOT_KEPT", 200),
     ("INVALID_CURSOR", 400),
     ("INVALID_CURSOR_LIMIT", 400),
     ("OFFSET_TOO_LARGE", 400),
@@ -65,7 +67,7 @@ impl Api {
         }
     }
 
-    /// The same caller through another port: a proxy in front of the server.
+    /// The same caller through another port: a proxy in front of the server, or another node.
     pub fn through(&self, port: u16) -> Self {
         Self {
             base: format!("http://127.0.0.1:{port}"),
@@ -178,6 +180,17 @@ impl Request {
     pub fn without_key(mut self) -> Self {
         self.headers
             .retain(|(name, _)| name.as_str() != "idempotency-key");
+        self
+    }
+
+    /// The same request, sent where this client sends its own.
+    pub fn at(mut self, api: &Api) -> Self {
+        let path = reqwest::Url::parse(&self.url).expect("a URL");
+        let query = path
+            .query()
+            .map_or(String::new(), |query| format!("?{query}"));
+        self.url = format!("{}{}{query}", api.base, path.path());
+        self.http = api.http.clone();
         self
     }
 

@@ -4,17 +4,20 @@ pub mod api;
 pub mod command;
 pub mod postgres;
 pub mod receiver;
+pub mod redis;
 pub mod server;
 pub mod store;
 pub mod tcp_proxy;
 
 use std::time::{Duration, Instant};
 
-/// The two stores the product runs on.
+/// The stores the product runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Sqlite,
     Postgres,
+    /// Both behind wires that a test can cut; left alone, they delay what passes a little.
+    PostgresAndRedis,
 }
 
 /// Turns each named `async fn(Backend)` into two tests, `name::sqlite` and `name::postgres`.
@@ -34,6 +37,29 @@ macro_rules! on_both_databases {
     )+};
 }
 pub(crate) use on_both_databases;
+
+/// As `on_both_databases!`, with a third test `name::postgres_and_redis`.
+macro_rules! on_every_store {
+    ($($promise:ident),+ $(,)?) => {$(
+        mod $promise {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                super::$promise($crate::harness::Backend::Sqlite).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                super::$promise($crate::harness::Backend::Postgres).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres_and_redis() {
+                super::$promise($crate::harness::Backend::PostgresAndRedis).await;
+            }
+        }
+    )+};
+}
+pub(crate) use on_every_store;
 
 /// How long a test waits for something that should happen before it calls it missing. Generous: it
 /// is no assertion about speed, only the point where waiting on makes no sense.

@@ -3,13 +3,15 @@
 use super::api::Api;
 use super::command::{MASTER_KEY, program};
 use super::postgres::Database;
-use super::tcp_proxy::TcpProxy;
+use super::redis::Redis;
+use super::tcp_proxy::{TcpProxy, Wire};
 use super::{Backend, eventually};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A store with settings, before a server runs on it.
@@ -17,8 +19,13 @@ pub struct Setup {
     backend: Backend,
     folder: TempDir,
     database: Option<Database>,
+    redis: Option<Redis>,
+    wires: Vec<TcpProxy>,
     env: Vec<(String, String)>,
 }
+
+/// What the wires of [`Backend::PostgresAndRedis`] add to each way, unless a test says otherwise.
+const DELAY: Wire = Wire::Delayed(Duration::from_millis(1));
 
 impl Setup {
     pub async fn new(backend: Backend) -> Self {
@@ -28,21 +35,41 @@ impl Setup {
             .expect("a temporary folder");
         let database = match backend {
             Backend::Sqlite => None,
-            Backend::Postgres => Some(Database::create().await),
+            Backend::Postgres | Backend::PostgresAndRedis => Some(Database::create().await),
         };
         let url = match &database {
             None => format!("sqlite:{}", folder.path().join("botix.db").display()),
             Some(database) => database.url(None),
         };
-        Self {
+        let setup = Self {
             backend,
             folder,
             database,
+            redis: None,
+            wires: Vec::new(),
             env: Vec::new(),
         }
         .env("BOTIX_DATABASE_URL", &url)
         .env("BOTIX_MASTER_KEY", MASTER_KEY)
-        .env("BOTIX_WEBHOOKS__ALLOW_PRIVATE_TARGETS", "true")
+        .env("BOTIX_WEBHOOKS__ALLOW_PRIVATE_TARGETS", "true");
+        if backend != Backend::PostgresAndRedis {
+            return setup;
+        }
+        let (setup, to_postgres) = setup.over_a_wire().await;
+        let (mut setup, to_redis) = setup.with_redis(Redis::start().await).await;
+        for wire in [to_postgres, to_redis] {
+            wire.set(DELAY);
+            setup.wires.push(wire);
+        }
+        setup
+    }
+
+    /// Gives the server a Redis, over a wire that can be cut.
+    pub async fn with_redis(mut self, redis: Redis) -> (Self, TcpProxy) {
+        let proxy = TcpProxy::start(redis.address()).await;
+        self.redis = Some(redis);
+        let url = format!("redis://127.0.0.1:{}", proxy.port);
+        (self.env("BOTIX_REDIS_URL", &url), proxy)
     }
 
     /// Sets a variable of the server's environment, in place of an earlier value.
@@ -65,6 +92,8 @@ impl Setup {
             backend: self.backend,
             folder: self.folder,
             database: self.database,
+            redis: self.redis,
+            _wires: self.wires,
             env: self.env,
             child: None,
             port: 0,
@@ -79,6 +108,8 @@ pub struct TestServer {
     pub port: u16,
     folder: TempDir,
     pub(super) database: Option<Database>,
+    redis: Option<Redis>,
+    _wires: Vec<TcpProxy>,
     env: Vec<(String, String)>,
     child: Option<Child>,
 }
@@ -112,38 +143,19 @@ impl TestServer {
         .await;
     }
 
+    /// The Redis of this server.
+    pub fn redis(&mut self) -> &mut Redis {
+        self.redis.as_mut().expect("a server with Redis")
+    }
+
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
     async fn serve(&mut self, arguments: &[&str]) {
         let mut child = self.spawn(self.port, arguments);
-        let stdout = child.stdout.take().expect("a pipe");
-        let (first, mut line) = tokio::sync::oneshot::channel();
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(stdout).lines();
-            let _ = first.send(lines.next().and_then(Result::ok));
-            // Reads on, so that the program never blocks on a full pipe.
-            lines.for_each(drop);
-        });
+        self.port = listening_port(&mut child).await;
         self.child = Some(child);
-        let line = eventually("the server prints where it listens", || {
-            let line = line.try_recv();
-            async move {
-                match line {
-                    Ok(line) => Some(line.expect("the server ended before it listened")),
-                    Err(tokio::sync::oneshot::error::TryRecvError::Empty) => None,
-                    Err(closed) => panic!("{closed}"),
-                }
-            }
-        })
-        .await;
-        self.port = line
-            .strip_prefix("listening on http://127.0.0.1:")
-            .and_then(|port| port.trim().parse().ok())
-            .unwrap_or_else(|| {
-                panic!("the first line says where the server listens, not {line:?}")
-            });
     }
 
     fn spawn(&self, port: u16, arguments: &[&str]) -> Child {
@@ -178,6 +190,34 @@ impl TestServer {
         SecondProcess(self.spawn(0, arguments))
     }
 
+    /// Another node on the same stores; killed when it is dropped.
+    pub async fn second_node(&self) -> Node {
+        let mut child = self.spawn(0, &[]);
+        let port = listening_port(&mut child).await;
+        Node {
+            port,
+            _process: SecondProcess(child),
+        }
+    }
+
+    /// Stops the process where it is, until it is let on.
+    pub fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let child = self.child.as_ref().expect("a running server");
+        let sent = Command::new("sh")
+            .args(["-c", "kill \"$0\" \"$1\"", signal, &child.id().to_string()])
+            .status()
+            .expect("a shell");
+        assert!(sent.success());
+    }
+
     pub fn kill9(&mut self) {
         let mut child = self.child.take().expect("a running server");
         child.kill().expect("kill -9");
@@ -186,12 +226,7 @@ impl TestServer {
 
     /// Asks it to stop with SIGTERM, without waiting for the end.
     pub fn terminate(&self) {
-        let child = self.child.as_ref().expect("a running server");
-        let sent = Command::new("sh")
-            .args(["-c", "kill -TERM \"$0\"", &child.id().to_string()])
-            .status()
-            .expect("a shell");
-        assert!(sent.success());
+        self.signal("-TERM");
     }
 
     pub async fn ended(&mut self) -> ExitStatus {
@@ -310,6 +345,45 @@ impl Drop for TestServer {
             eprintln!("--- stderr of the server\n{}---", self.stderr());
         }
     }
+}
+
+/// See [`TestServer::second_node`].
+pub struct Node {
+    port: u16,
+    _process: SecondProcess,
+}
+
+impl Node {
+    /// The same client, asking this node.
+    pub fn api(&self, api: &Api) -> Api {
+        api.through(self.port)
+    }
+}
+
+/// Waits for the first line of a server, which says where it listens; goes on reading, so that the
+/// program never blocks on a full pipe.
+async fn listening_port(child: &mut Child) -> u16 {
+    let stdout = child.stdout.take().expect("a pipe");
+    let (first, mut line) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(stdout).lines();
+        let _ = first.send(lines.next().and_then(Result::ok));
+        lines.for_each(drop);
+    });
+    let line = eventually("the server prints where it listens", || {
+        let line = line.try_recv();
+        async move {
+            match line {
+                Ok(line) => Some(line.expect("the server ended before it listened")),
+                Err(tokio::sync::oneshot::error::TryRecvError::Empty) => None,
+                Err(closed) => panic!("{closed}"),
+            }
+        }
+    })
+    .await;
+    line.strip_prefix("listening on http://127.0.0.1:")
+        .and_then(|port| port.trim().parse().ok())
+        .unwrap_or_else(|| panic!("the first line says where the server listens, not {line:?}"))
 }
 
 pub struct SecondProcess(Child);

@@ -11,7 +11,7 @@ impl TestServer {
         let mut outside = self.outside().await;
         outside
             .execute(match self.backend {
-                Backend::Postgres => postgres,
+                Backend::Postgres | Backend::PostgresAndRedis => postgres,
                 Backend::Sqlite => sqlite,
             })
             .await;
@@ -22,7 +22,7 @@ impl TestServer {
     pub async fn block_contact_writes(&self) -> Outside {
         let mut outside = self.outside().await;
         match self.backend {
-            Backend::Postgres => {
+            Backend::Postgres | Backend::PostgresAndRedis => {
                 outside.execute("BEGIN").await;
                 outside
                     .execute("LOCK TABLE contacts IN ACCESS EXCLUSIVE MODE")
@@ -33,7 +33,8 @@ impl TestServer {
         outside
     }
 
-    async fn outside(&self) -> Outside {
+    /// A connection to the store beside the server's own.
+    pub async fn outside(&self) -> Outside {
         if let Some(database) = &self.database {
             let connection = PgConnection::connect(&database.url(None)).await;
             return Outside::Postgres(connection.expect("a connection"));
@@ -62,7 +63,7 @@ impl TestServer {
     }
 }
 
-/// A connection to the store beside the server's own.
+/// See [`TestServer::outside`].
 pub enum Outside {
     Postgres(PgConnection),
     Sqlite(SqliteConnection),
@@ -76,6 +77,16 @@ impl Outside {
             Self::Sqlite(connection) => connection.execute(text).await.map(drop),
         };
         done.unwrap_or_else(|error| panic!("{statement}: {error}"));
+    }
+
+    /// The one number that a query gives.
+    pub async fn number(&mut self, query: &str) -> i64 {
+        let text = AssertSqlSafe(query.to_owned());
+        let number = match self {
+            Self::Postgres(connection) => sqlx::query_scalar(text).fetch_one(connection).await,
+            Self::Sqlite(connection) => sqlx::query_scalar(text).fetch_one(connection).await,
+        };
+        number.unwrap_or_else(|error| panic!("{query}: {error}"))
     }
 
     /// Lets go of what it holds, changing nothing.

@@ -1,8 +1,10 @@
-//! A wire that a test can cut: in front of the server (an answer that never arrives) or between the
-//! server and `PostgreSQL` (a store out of reach).
+//! A wire with faults: in front of the server (an answer that never arrives) or between the server and
+//! `PostgreSQL` or Redis (a store that is slow, gone, or silent).
 
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -11,10 +13,16 @@ use tokio::task::JoinHandle;
 pub enum Wire {
     /// Everything passes.
     Whole,
+    /// Everything passes, later.
+    Delayed(Duration),
     /// What is open is closed, what is new is closed at once.
     Cut,
-    /// What is open stays open, but not a byte passes.
+    /// What is open stays open, but not a byte passes; what was held passes afterwards.
     Frozen,
+    /// What is sent is lost, both ways, and nothing is closed: what was open never works again.
+    Blackhole,
+    /// The far side of what is open is closed, and the near side never hears of it.
+    HalfOpen,
     /// Requests pass; with the first byte of the answer the client's side is closed.
     AnswersLost,
 }
@@ -58,38 +66,53 @@ impl Drop for TcpProxy {
 }
 
 async fn carry(client: TcpStream, target: Arc<str>, wire: watch::Receiver<Wire>) {
-    let Ok(server) = TcpStream::connect(&*target).await else {
-        return;
+    let (mut from_client, mut to_client) = client.into_split();
+    let is_half_open = {
+        let Ok(server) = TcpStream::connect(&*target).await else {
+            return;
+        };
+        let (mut from_server, mut to_server) = server.into_split();
+        let (mut half_open, mut cut) = (wire.clone(), wire.clone());
+        tokio::select! {
+            () = pass(&mut from_client, &mut to_server, wire.clone(), false) => false,
+            () = pass(&mut from_server, &mut to_client, wire.clone(), true) => false,
+            _ = half_open.wait_for(|wire| *wire == Wire::HalfOpen) => true,
+            _ = cut.wait_for(|wire| *wire == Wire::Cut) => false,
+        }
+        // The halves of the server go here, and with them its side is closed.
     };
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let mut cut = wire.clone();
-    tokio::select! {
-        // Dropping all four halves closes both sides.
-        () = pass(from_client, to_server, wire.clone(), false) => {}
-        () = pass(from_server, to_client, wire, true) => {}
-        _ = cut.wait_for(|wire| *wire == Wire::Cut) => {}
+    if is_half_open {
+        let mut cut = wire;
+        let _ = cut.wait_for(|wire| *wire == Wire::Cut).await;
     }
 }
 
 async fn pass(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
+    from: &mut OwnedReadHalf,
+    to: &mut OwnedWriteHalf,
     mut wire: watch::Receiver<Wire>,
     answers: bool,
 ) {
     let mut buffer = vec![0; 64 * 1024];
+    let mut lost = false;
     loop {
         let Ok(length @ 1..) = from.read(&mut buffer).await else {
             return;
         };
-        if wire.wait_for(|wire| *wire != Wire::Frozen).await.is_err() {
+        let Ok(now) = wire
+            .wait_for(|wire| *wire != Wire::Frozen)
+            .await
+            .map(|now| *now)
+        else {
             return;
+        };
+        match now {
+            Wire::AnswersLost if answers => return,
+            Wire::Blackhole => lost = true,
+            Wire::Delayed(delay) => tokio::time::sleep(delay).await,
+            _ => {}
         }
-        if answers && *wire.borrow() == Wire::AnswersLost {
-            return;
-        }
-        if to.write_all(&buffer[..length]).await.is_err() {
+        if !lost && to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }

@@ -2,11 +2,11 @@
 
 use crate::harness::api::Api;
 use crate::harness::server::TestServer;
-use crate::harness::{Backend, fresh_key, fresh_phone, fresh_ulid, on_both_databases};
+use crate::harness::{Backend, fresh_key, fresh_phone, fresh_ulid, on_every_store};
 use reqwest::Method;
 use serde_json::json;
 
-on_both_databases!(
+on_every_store!(
     every_mutation_requires_a_key,
     a_read_ignores_a_key,
     a_key_is_one_uuid_v4_or_one_ulid,

@@ -2,7 +2,9 @@
 
 mod crash;
 mod grammar;
+mod nodes;
 mod parallel;
+mod redis;
 mod replay;
 mod store;
 

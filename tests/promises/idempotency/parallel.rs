@@ -3,12 +3,12 @@
 use super::{begin, whole_contacts};
 use crate::harness::server::TestServer;
 use crate::harness::tcp_proxy::{TcpProxy, Wire};
-use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_both_databases};
+use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_every_store};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-on_both_databases!(
+on_every_store!(
     a_hundred_requests_with_one_key_execute_once,
     many_keys_at_once_execute_each_once,
     a_running_key_is_in_progress_and_then_replays,

@@ -3,11 +3,11 @@
 use super::text;
 use crate::harness::api::{Answer, Api, Request};
 use crate::harness::server::TestServer;
-use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_both_databases};
+use crate::harness::{Backend, eventually, fresh_key, fresh_phone, on_every_store};
 use reqwest::Method;
 use serde_json::json;
 
-on_both_databases!(
+on_every_store!(
     a_replay_is_the_first_answer_byte_for_byte,
     a_replay_keeps_no_date_and_no_cookie,
     every_mutation_replays,
@@ -19,6 +19,9 @@ on_both_databases!(
     a_key_belongs_to_its_project,
     a_replay_survives_a_restart,
     a_finished_answer_is_kept_for_its_time_to_live,
+    expired_records_are_removed,
+    an_answer_too_large_to_keep_is_remembered,
+    an_answer_just_small_enough_is_kept_whole,
 );
 
 /// Sends the same request again and asserts that the stored answer comes back.
@@ -329,4 +332,69 @@ async fn a_finished_answer_is_kept_for_its_time_to_live(backend: Backend) {
     })
     .await;
     assert_ne!(second.body, first.body, "updated_at moved on");
+}
+
+async fn expired_records_are_removed(backend: Backend) {
+    let ttl = [("BOTIX_IDEMPOTENCY__TTL", "1s")];
+    let server = TestServer::start(backend, &ttl).await;
+    let api = server.project("shop").await.api;
+    for _ in 0..3 {
+        let body = json!({"phone": fresh_phone()});
+        api.post("/contacts").json(&body).send().await.expect(201);
+    }
+    let mut store = server.outside().await;
+    eventually("the sweep removes them", async || {
+        let left = store
+            .number("SELECT count(*) FROM idempotency_records")
+            .await;
+        (left == 0).then_some(())
+    })
+    .await;
+}
+
+/// The answer of a published event is the event, so as large as what was sent.
+fn publication(api: &crate::harness::api::Api, size: usize) -> Request {
+    let body = format!(
+        r#"{{"type":"order.paid","data":{{"text":"{}"}}}}"#,
+        "x".repeat(size)
+    );
+    api.post("/events").body("application/json", body)
+}
+
+async fn an_answer_too_large_to_keep_is_remembered(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let api = server.project("shop").await.api;
+    let request = publication(&api, 300 << 10);
+    let first = request.clone().send().await.expect(201);
+    assert!(first.body.len() > 256 << 10);
+    let again = request.send().await.expect(201);
+    assert!(again.is_replay());
+    assert_eq!(again.header("location"), first.header("location"));
+    assert_eq!(
+        again.header("content-type"),
+        Some("application/problem+json")
+    );
+    let problem = again.clone().problem("IDEMPOTENCY_ANSWER_NOT_KEPT");
+    assert_eq!(problem["status"], 201);
+    assert_eq!(
+        problem["request_id"].as_str(),
+        again.header("x-request-id"),
+        "it is an answer of its own"
+    );
+    let place = first.header("location").expect("a place");
+    let detail = problem["detail"].as_str().expect("a detail");
+    assert!(detail.contains(place), "{detail} says where to read it");
+    let read = api.outside(reqwest::Method::GET, place).send().await;
+    assert_eq!(read.expect(200).json()["id"], first.member("id"));
+    assert_eq!(api.all("/events").await.len(), 1, "nothing ran twice");
+}
+
+async fn an_answer_just_small_enough_is_kept_whole(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let api = server.project("shop").await.api;
+    let around = publication(&api, 0).send().await.expect(201).body.len();
+    let request = publication(&api, (256 << 10) - around);
+    let first = request.clone().send().await.expect(201);
+    assert_eq!(first.body.len(), 256 << 10);
+    replays(&request, &first).await;
 }

@@ -7,8 +7,11 @@
 //! decided 4xx rolls everything back and stores its record alone. Anything else rolls back and stores
 //! nothing. The primary key `(project_id, key)` is the backstop: whoever loses there starts again and
 //! replays. All of it runs in a task of its own, so that a client that hangs up cannot stop it half-way.
+//! With Redis, a key is captured there first (`lease`): those who come while it is held, or after it was
+//! answered, are told so without the lock. Redis decides nothing that SQL does not confirm.
 
 mod key;
+mod lease;
 mod record;
 
 use std::{
@@ -27,10 +30,13 @@ use tracing::Instrument as _;
 pub use key::{Key, fingerprint};
 
 use crate::{
+    config,
     contract::{ApiError, Code, auth::ProjectId, error, request_id},
-    db::{self, Conn, Db, Queryable, Sealer, Timestamp, Tx, execute},
+    db::{self, Conn, Db, Queryable, Sealer, Timestamp, Tx},
+    shared::Shared,
 };
-use record::Answer;
+use lease::{Capture, Lease, Leases};
+use record::{Answer, Record};
 
 /// How many mutations this process is executing.
 const IN_FLIGHT: &str = "botix_mutations_in_flight";
@@ -50,12 +56,15 @@ pub struct Asked {
     pub key: Key,
     /// The fingerprint of the request.
     pub fingerprint: [u8; 32],
+    /// Where it was asked.
+    pub path: String,
 }
 
 /// Executes mutations once.
 #[derive(Clone, Debug)]
 pub struct Idempotency {
     db: Db,
+    leases: Option<Leases>,
     sealer: Sealer,
     ttl: Duration,
     in_flight: Arc<Mutex<HashSet<(ProjectId, Key)>>>,
@@ -98,6 +107,10 @@ impl Queryable for Work {
         self.tx().conn()
     }
 
+    fn settled(&mut self) {
+        self.tx().settled();
+    }
+
     fn announce(&mut self) {
         self.tx().announce();
     }
@@ -117,12 +130,19 @@ impl Drop for InFlight<'_> {
 }
 
 impl Idempotency {
-    /// Over this store, keeping answers sealed for `ttl`; executions are tracked by `tasks`.
-    pub fn new(db: Db, sealer: Sealer, ttl: Duration, tasks: TaskTracker) -> Self {
+    /// Over this store, and Redis where there is one; executions are tracked by `tasks`.
+    pub fn new(
+        db: Db,
+        shared: Option<Shared>,
+        sealer: Sealer,
+        settings: &config::Idempotency,
+        tasks: TaskTracker,
+    ) -> Self {
         Self {
             db,
+            leases: shared.map(|shared| Leases::new(shared, settings.lease)),
             sealer,
-            ttl,
+            ttl: settings.ttl,
             in_flight: Arc::default(),
             tasks,
         }
@@ -141,7 +161,29 @@ impl Idempotency {
         let this = self.clone();
         let work = async move {
             let _in_flight = this.claim(&asked)?;
-            this.run(&*inner, &asked, request, body).await
+            let lease = match this.capture(&asked).await? {
+                Captured::Go(lease) => lease,
+                Captured::Replay(response) => return Ok(response),
+            };
+            let Some(lease) = lease else {
+                let ran = this.run(&*inner, &asked, request, body).await?;
+                return Ok(ran.response);
+            };
+            let running = this.run(&*inner, &asked, request, body);
+            match lease.during(running).await {
+                Ok(Ran {
+                    response,
+                    record: Some(record),
+                }) => {
+                    // Nobody needs to wait: until the copy is there, the SQL record answers.
+                    this.tasks.spawn(async move { lease.keep(&record).await });
+                    Ok(response)
+                }
+                undecided => {
+                    lease.release().await;
+                    undecided.map(|ran| ran.response)
+                }
+            }
         };
         let work = request_id::within(request_id::current(), work.in_current_span());
         self.tasks.spawn(work).await.map_err(ApiError::internal)?
@@ -161,17 +203,41 @@ impl Idempotency {
         }
     }
 
+    /// Captures the key in Redis, where there is one.
+    async fn capture(&self, asked: &Asked) -> Result<Captured, ApiError> {
+        let Some(leases) = &self.leases else {
+            return Ok(Captured::Go(None));
+        };
+        match leases.capture(asked).await {
+            Capture::Go(lease) => Ok(Captured::Go(Some(lease))),
+            Capture::Answered(record) => {
+                let response = record.replay(&self.sealer, asked)?;
+                Ok(Captured::Replay(response))
+            }
+            Capture::Held => {
+                // The holder may have committed and not yet left its copy, or died in between.
+                let finding = async { record::find(&mut self.db.read().await?, asked).await };
+                let found = db::within(db::PATIENCE, finding).await.flatten();
+                let found = found.map_err(unavailable)?;
+                match found.filter(|record| !record.is_expired(Timestamp::now())) {
+                    None => Err(in_progress()),
+                    Some(record) => record.replay(&self.sealer, asked).map(Captured::Replay),
+                }
+            }
+        }
+    }
+
     async fn run(
         &self,
         inner: &impl Endpoint,
         asked: &Asked,
         request: Request,
         body: bytes::Bytes,
-    ) -> Result<Response, ApiError> {
+    ) -> Result<Ran, ApiError> {
         let mut request = Some(request);
         for _ in 0..STARTS {
             let mut tx = match self.start(asked).await? {
-                Start::Replay(response) => return Ok(response),
+                Start::Replay(ran) => return Ok(ran),
                 Start::Run(tx) => tx,
             };
             // A second start happens only when the first one lost to a commit: then there is a record.
@@ -189,7 +255,10 @@ impl Idempotency {
                 Ok(answer) => answer,
                 Err(undecided) => {
                     db::within(db::PATIENCE, tx.rollback()).await.ok();
-                    return Ok(undecided);
+                    return Ok(Ran {
+                        response: undecided,
+                        record: None,
+                    });
                 }
             };
             let (answer, tx) = match decided {
@@ -199,14 +268,21 @@ impl Idempotency {
                     let rollback = db::within(db::PATIENCE, tx.rollback()).await;
                     rollback.flatten().map_err(unavailable)?;
                     match self.start(asked).await? {
-                        Start::Replay(response) => return Ok(response),
+                        Start::Replay(ran) => return Ok(ran),
                         Start::Run(tx) => (answer, tx),
                     }
                 }
             };
-            let finished = db::within(db::PATIENCE, self.finish(tx, asked, &answer)).await;
+            let expires_at = Timestamp::now() + self.ttl;
+            let record = answer.record(&self.sealer, asked, expires_at);
+            let finished = db::within(db::PATIENCE, finish(tx, asked, &record)).await;
             match finished.flatten() {
-                Ok(()) => return Ok(answer.into_response()),
+                Ok(()) => {
+                    return Ok(Ran {
+                        response: answer.into_response(),
+                        record: Some(record),
+                    });
+                }
                 Err(error) if db::is_unique_violation(&error) => {}
                 Err(error) => return self.unsure(asked, error).await,
             }
@@ -215,10 +291,22 @@ impl Idempotency {
     }
 
     /// A commit that failed may have happened all the same: looks, and answers what is true.
-    async fn unsure(&self, asked: &Asked, error: sqlx::Error) -> Result<Response, ApiError> {
-        match self.start(asked).await {
-            Ok(Start::Replay(response)) => Ok(response),
-            Ok(Start::Run(_)) => Err(unavailable(error)),
+    async fn unsure(&self, asked: &Asked, error: sqlx::Error) -> Result<Ran, ApiError> {
+        let looked = match self.start(asked).await {
+            Ok(Start::Replay(ran)) => return Ok(ran),
+            // The lock is free, so the commit is over; what was read with the lock may be older.
+            Ok(Start::Run(mut tx)) => db::within(db::PATIENCE, record::find(&mut tx, asked))
+                .await
+                .flatten()
+                .map_err(unavailable),
+            Err(error) => Err(error),
+        };
+        match looked {
+            Ok(Some(record)) => Ok(Ran {
+                response: record.replay(&self.sealer, asked)?,
+                record: Some(record),
+            }),
+            Ok(None) => Err(unavailable(error)),
             Err(_) => Err(unavailable(error).with_detail(
                 "The store went away during the commit, so it is not known whether this was executed. \
                  Try again with the same key: it runs at most once.",
@@ -235,53 +323,56 @@ impl Idempotency {
 
     async fn open(&self, asked: &Asked) -> Result<Start, ApiError> {
         let mut tx = self.db.begin().await.map_err(unavailable)?;
-        if !tx
-            .try_lock(record::lock_of(asked.project, &asked.key))
-            .await
-            .map_err(unavailable)?
-        {
+        let Some(record) = record::lock(&mut tx, asked).await.map_err(unavailable)? else {
             return Err(in_progress());
-        }
-        let Some(record) = record::find(&mut tx, asked).await.map_err(unavailable)? else {
+        };
+        let Some(record) = record else {
             return Ok(Start::Run(tx));
         };
-        if record.is_expired(Timestamp::now()) {
-            record::forget(&mut tx, asked).await.map_err(unavailable)?;
+        let now = Timestamp::now();
+        if record.is_expired(now) {
+            record::forget(&mut tx, asked, now)
+                .await
+                .map_err(unavailable)?;
             return Ok(Start::Run(tx));
         }
         tx.rollback().await.ok();
-        if record.fingerprint == asked.fingerprint {
-            let response = record.replay(&self.sealer, asked);
-            response.map(Start::Replay).map_err(ApiError::internal)
-        } else {
-            let code = Code::IdempotencyKeyReuseConflict;
-            Err(ApiError::new(code, code.about()))
-        }
-    }
-
-    async fn finish(&self, mut tx: Tx, asked: &Asked, answer: &Answer) -> sqlx::Result<()> {
-        let expires_at = Timestamp::now() + self.ttl;
-        record::insert(&mut tx, &self.sealer, asked, answer, expires_at).await?;
-        tx.commit().await
+        let response = record.replay(&self.sealer, asked)?;
+        Ok(Start::Replay(Ran {
+            response,
+            record: Some(record),
+        }))
     }
 
     /// Removes a batch of expired records; the number removed.
     pub async fn sweep(&self, batch: i64) -> sqlx::Result<u64> {
         let mut tx = self.db.begin().await?;
-        let removed = execute!(
-            &mut tx,
-            "DELETE FROM idempotency_records WHERE (project_id, key) IN \
-             (SELECT project_id, key FROM idempotency_records WHERE expires_at <= $1 LIMIT $2)",
-            Timestamp::now(),
-            batch
-        )?;
+        let removed = record::sweep(&mut tx, Timestamp::now(), batch).await?;
         tx.commit().await?;
         Ok(removed)
     }
 }
 
-enum Start {
+/// Commits the work together with its record.
+async fn finish(mut tx: Tx, asked: &Asked, record: &Record) -> sqlx::Result<()> {
+    record::insert(&mut tx, asked, record).await?;
+    tx.commit().await
+}
+
+enum Captured {
+    /// On to SQL, with the lease if there is a Redis.
+    Go(Option<Lease>),
     Replay(Response),
+}
+
+/// What came of a request, and the record that stands for it, if one does.
+struct Ran {
+    response: Response,
+    record: Option<Record>,
+}
+
+enum Start {
+    Replay(Ran),
     Run(Tx),
 }
 
