@@ -9,6 +9,8 @@
 //! replays. All of it runs in a task of its own, so that a client that hangs up cannot stop it half-way.
 
 mod key;
+#[cfg(test)]
+mod model;
 mod record;
 
 use std::{
