@@ -168,7 +168,7 @@ impl Deprecation {
             .map(|about| format!("{about} "))
             .unwrap_or_default();
         answer["headers"]["Link"] = json!({
-            "description": format!("{other}{when}its entry in the changelog, `rel=\"deprecation\"`."),
+            "description": format!("{other}{when}the entry in the changelog, `rel=\"deprecation\"`."),
             "schema": {"type": "string"}
         });
     }
