@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use sqlx::{postgres::PgRow, sqlite::SqliteRow};
 
-pub use query::{Filter, ListTexts, texts};
+pub use query::{Filter, ListTexts, OffsetTexts, texts};
 pub use request::{PageRequest, PublicUrl};
 
 use crate::{

@@ -4,6 +4,10 @@
 //! The first page, the next pages and the pages of the offset mode have separate texts, because
 //! `($1 IS NULL OR …)` would lose the index. All of them walk the index `(owner, created_at, id)`
 //! without sorting; a position goes into it, an offset steps over its entries and is bounded for that.
+//!
+//! PostgreSQL guesses that an unknown limit and an unknown offset are a tenth of the rows each, and for
+//! both together it may rather sort them all. Its offset text is the first page's, cut off at the end
+//! of the page asked for, with the skipping around it. SQLite would sort that one and takes the plain.
 
 use futures::{Stream, TryStreamExt as _};
 use sqlx::AssertSqlSafe;
@@ -16,6 +20,8 @@ use crate::{
 
 /// A page ends after the row with which it reaches this many bytes, whatever its limit.
 const HEAVIEST: usize = 8 << 20;
+
+const IN_ORDER: &str = "ORDER BY created_at DESC, id DESC";
 
 /// Where a page starts.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +112,12 @@ impl Filter {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialect {
+    Postgres,
+    Sqlite,
+}
+
 /// The query texts of a list under one set of filters, for those who look at their plans.
 #[derive(Clone, Debug)]
 pub struct ListTexts {
@@ -117,8 +129,17 @@ pub struct ListTexts {
     pub first: String,
     /// The text for every other page.
     pub next: String,
-    /// The text for the pages of the deprecated offset mode, where the list has it.
-    pub offset: Option<String>,
+    /// The texts for the pages of the deprecated offset mode, where the list has it.
+    pub offset: Option<OffsetTexts>,
+}
+
+/// The query text of an offset page on each database.
+#[derive(Clone, Debug)]
+pub struct OffsetTexts {
+    /// On PostgreSQL.
+    pub postgres: String,
+    /// On SQLite.
+    pub sqlite: String,
 }
 
 /// The texts of a list under these filters, whose values do not matter.
@@ -134,9 +155,12 @@ pub fn texts<R: Listed>(filters: &[Filter]) -> ListTexts {
     ListTexts {
         resource: R::RESOURCE,
         list: format!("{}{columns}", R::RESOURCE),
-        first: query_text::<R>(filters, Start::First),
-        next: query_text::<R>(filters, Start::After(anywhere)),
-        offset: R::HAS_OFFSET.then(|| query_text::<R>(filters, Start::Offset(0))),
+        first: keyset_text::<R>(filters, Start::First).0,
+        next: keyset_text::<R>(filters, Start::After(anywhere)).0,
+        offset: R::HAS_OFFSET.then(|| OffsetTexts {
+            postgres: query_text::<R>(filters, Start::Offset(0), Dialect::Postgres),
+            sqlite: query_text::<R>(filters, Start::Offset(0), Dialect::Sqlite),
+        }),
     }
 }
 
@@ -149,7 +173,21 @@ fn in_use(filters: &[Filter], start: Start) -> impl Iterator<Item = &Filter> {
 
 /// The text of a list's query; `$1` is the owner, then the filters' values, the position, the limit,
 /// the offset.
-fn query_text<R: Listed>(filters: &[Filter], start: Start) -> String {
+fn query_text<R: Listed>(filters: &[Filter], start: Start, dialect: Dialect) -> String {
+    let (walk, limit) = keyset_text::<R>(filters, start);
+    let offset = limit + 1;
+    match (start, dialect) {
+        (Start::First | Start::After(_), _) => walk,
+        (Start::Offset(_), Dialect::Sqlite) => format!("{walk} OFFSET ${offset}"),
+        (Start::Offset(_), Dialect::Postgres) => format!(
+            "SELECT * FROM ({walk} + CAST(${offset} AS BIGINT)) AS walked \
+             {IN_ORDER} LIMIT ${limit} OFFSET ${offset}"
+        ),
+    }
+}
+
+/// The text that ends with the limit, and the number of that parameter.
+fn keyset_text<R: Listed>(filters: &[Filter], start: Start) -> (String, usize) {
     let mut text = format!(
         "SELECT {} FROM {} WHERE {} = $1",
         R::COLUMNS,
@@ -170,11 +208,8 @@ fn query_text<R: Listed>(filters: &[Filter], start: Start) -> String {
         parameter += 2;
     }
     parameter += 1;
-    text += &format!(" ORDER BY created_at DESC, id DESC LIMIT ${parameter}");
-    if let Start::Offset(_) = start {
-        text += &format!(" OFFSET ${}", parameter + 1);
-    }
-    text
+    text += &format!(" {IN_ORDER} LIMIT ${parameter}");
+    (text, parameter)
 }
 
 /// Reads up to `limit` rows from `start` on, and whether the page was cut before.
@@ -185,10 +220,10 @@ pub(super) async fn read<R: Listed>(
     start: Start,
     limit: i64,
 ) -> sqlx::Result<(Vec<R>, bool)> {
-    // Safe: the text is made of this crate's own fragments alone, every value is bound.
-    let text = AssertSqlSafe(query_text::<R>(filters, start));
     macro_rules! run {
-        ($conn:expr) => {{
+        ($conn:expr, $dialect:expr) => {{
+            // Safe: the text is made of this crate's own fragments alone, every value is bound.
+            let text = AssertSqlSafe(query_text::<R>(filters, start, $dialect));
             let mut query = sqlx::query_as::<_, R>(text).bind(owner);
             for filter in in_use(filters, start) {
                 query = match &filter.value {
@@ -208,8 +243,8 @@ pub(super) async fn read<R: Listed>(
         }};
     }
     match on.conn() {
-        Conn::Postgres(conn) => run!(conn),
-        Conn::Sqlite(conn) => run!(conn),
+        Conn::Postgres(conn) => run!(conn, Dialect::Postgres),
+        Conn::Sqlite(conn) => run!(conn, Dialect::Sqlite),
     }
 }
 
