@@ -65,7 +65,7 @@ fn page(deprecations: &[Deprecation]) -> Markup {
         @for release in RELEASES {
             section id=(release.anchor()) {
                 h2 { a href={ "#" (release.anchor()) } { (release.version) } " · " (day(release.date)) }
-                ul { @for change in release.changes { li { (marked_up(change)) } } }
+                (changes(release))
             }
             @for deprecation in release.deprecated(deprecations) {
                 section id=(deprecation.id) {
@@ -79,6 +79,10 @@ fn page(deprecations: &[Deprecation]) -> Markup {
             }
         }
     }
+}
+
+fn changes(release: &Release) -> Markup {
+    html! { ul { @for change in release.changes { li { (marked_up(change)) } } } }
 }
 
 fn day(date: time::Date) -> Markup {
@@ -127,17 +131,18 @@ fn feed(deprecations: &[Deprecation], public_url: &str) -> rss::Channel {
             item(
                 release,
                 format!("Deprecated: {} (until {last_day})", deprecation.title),
-                format!(
-                    "{} The last day is {last_day} (UTC). {}",
-                    deprecation.about, deprecation.instead
-                ),
+                &html! {
+                    p { (marked_up(deprecation.about)) }
+                    p { "The last day is " (day(last_day)) " (UTC)." }
+                    p { (marked_up(deprecation.instead)) }
+                },
                 deprecation.link(public_url),
             )
         }));
         items.push(item(
             release,
             format!("BOTIX {}", release.version),
-            release.changes.join("\n"),
+            &changes(release),
             release_url(release, public_url),
         ));
     }
@@ -152,10 +157,10 @@ fn feed(deprecations: &[Deprecation], public_url: &str) -> rss::Channel {
     }
 }
 
-fn item(release: &Release, title: String, description: String, url: String) -> rss::Item {
+fn item(release: &Release, title: String, description: &Markup, url: String) -> rss::Item {
     rss::Item {
         title: Some(title),
-        description: Some(description),
+        description: Some(description.0.clone()),
         pub_date: Some(published(release)),
         guid: Some(rss::Guid {
             value: url.clone(),
