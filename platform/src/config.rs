@@ -19,6 +19,7 @@ use figment::{
 };
 use secrecy::{ExposeSecret as _, SecretBox, SecretString};
 use serde::{Deserialize, Deserializer, de};
+use time::{Date, macros::format_description};
 
 /// All settings of one process.
 #[derive(Debug, Deserialize)]
@@ -140,8 +141,9 @@ impl Default for RateLimit {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OffsetPagination {
-    /// Its last day, `YYYY-MM-DD`.
-    pub sunset: Option<String>,
+    /// Its last day, in UTC; absent: six months after the release that deprecated it.
+    #[serde(deserialize_with = "day")]
+    pub sunset: Option<Date>,
 }
 
 /// 32 secret bytes, written in base64.
@@ -274,11 +276,6 @@ impl Config {
         if redis.is_some_and(|url| !url.starts_with("redis://") && !url.starts_with("rediss://")) {
             return wrong("redis_url", "starts with redis:// or rediss://");
         }
-        let day = time::macros::format_description!("[year]-[month]-[day]");
-        let sunset = self.offset_pagination.sunset.as_deref();
-        if sunset.is_some_and(|date| time::Date::parse(date, &day).is_err()) {
-            return wrong("offset_pagination.sunset", "is a date, YYYY-MM-DD");
-        }
         if self.rate_limit.requests == 0 || self.rate_limit.window.is_zero() {
             return wrong("rate_limit", "allows at least one request in a window");
         }
@@ -393,6 +390,17 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
         Ok(Text::Number(number)) => Ok(number.to_string()),
         Err(_) => Err(de::Error::custom("a duration is written 30s, 15m or 24h")),
     }
+}
+
+/// A day, from 1970 on, as headers can name no earlier one.
+fn day<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Date>, D::Error> {
+    let wrong = || de::Error::custom("a day is written \"2027-06-01\"");
+    let text = String::deserialize(deserializer).map_err(|_| wrong())?;
+    Date::parse(text.trim(), format_description!("[year]-[month]-[day]"))
+        .ok()
+        .filter(|date| date.year() >= 1970)
+        .map(Some)
+        .ok_or_else(wrong)
 }
 
 fn default_listen() -> SocketAddr {

@@ -13,6 +13,7 @@ mod fixtures;
 
 mod contacts;
 mod cursors;
+mod deprecation;
 mod errors;
 mod idempotency;
 mod inspector;

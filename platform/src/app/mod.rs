@@ -18,14 +18,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use store::Store;
 
 use crate::{
-    config::{Config, ConfigError, MasterKey},
+    config::{Config, ConfigError, MasterKey, OffsetPagination},
     console,
     contract::{
         cursor::CursorKeys,
+        deprecation::{Deprecation, Deprecations},
         error,
         idempotency::Idempotency,
         layer::Contract,
-        page::{ListTexts, PublicUrl},
+        page::{self, ListTexts, PublicUrl},
         rate_limit::RateLimits,
         request_id::RequestIds,
         routes::Routes,
@@ -119,6 +120,16 @@ pub fn lists() -> Vec<ListTexts> {
     .concat()
 }
 
+/// Everything deprecated, with the last days of these settings.
+pub fn deprecations(offset: &OffsetPagination) -> Vec<Deprecation> {
+    let lists = lists();
+    let with_offset = lists
+        .iter()
+        .filter(|list| list.offset.is_some())
+        .map(|list| list.resource);
+    vec![page::offset::deprecation(with_offset, offset.sunset)]
+}
+
 type PublicApi = (
     ContactsApi,
     EventsApi,
@@ -163,7 +174,7 @@ fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<Publ
 }
 
 /// The published document of one version.
-pub fn openapi(version: Version) -> serde_json::Value {
+pub fn openapi(version: Version, deprecations: &[Deprecation]) -> serde_json::Value {
     // The document depends on the handlers' types alone; no handler of this copy ever runs.
     let pool = sqlx::sqlite::SqlitePoolOptions::new()
         .connect_lazy_with(sqlx::sqlite::SqliteConnectOptions::new());
@@ -173,7 +184,7 @@ pub fn openapi(version: Version) -> serde_json::Value {
     };
     let service = public_api(&db, &Sealer::new(&MasterKey::generate()), "");
     let webhooks: Vec<_> = event_types().iter().map(EventType::webhook).collect();
-    spec::document(version, || service.spec(), &webhooks)
+    spec::document(version, || service.spec(), &webhooks, deprecations)
 }
 
 /// A bound address, not yet served.
@@ -286,19 +297,25 @@ impl App {
         let db = &self.store.db;
         let sealer = Sealer::new(&self.store.master);
         let service = public_api(db, &sealer, &self.public_url);
+        let deprecations = deprecations(&self.store.config.offset_pagination);
+        let deprecations = Deprecations::new(deprecations, &self.public_url);
+        let changelog = console::changelog::Changelog::new(deprecations.all(), &self.public_url);
         let contract = Contract {
             db: db.clone(),
             idempotency: self.idempotency.clone(),
             routes: Routes::of(&service.spec()),
             rate_limits: RateLimits::new(&self.store.config.rate_limit, self.store.shared.clone()),
             store: Arc::default(),
+            deprecations: deprecations.clone(),
         };
-        let (modern, older) = (openapi(Version::V3_1), openapi(Version::V3_0));
+        let [modern, older] =
+            [Version::V3_1, Version::V3_0].map(|version| openapi(version, deprecations.all()));
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());
         let api = service
             .with(contract)
             .data(CursorKeys::new(&self.store.master))
-            .data(PublicUrl(self.public_url.clone()));
+            .data(PublicUrl(self.public_url.clone()))
+            .data(deprecations);
         Route::new()
             .nest("/public/v1", api)
             .nest("/inspect", Receive { db: db.clone() })
@@ -310,6 +327,8 @@ impl App {
                 get(console::docs::Static::json(&older)),
             )
             .at("/error-codes", get(console::pages::error_codes))
+            .at("/changelog/rss", get(changelog.feed()))
+            .at("/changelog", get(changelog))
             .at("/healthz", get(console::health::alive))
             .at(
                 "/readyz",

@@ -14,7 +14,12 @@ pub(super) async fn run(config: Config) -> CommandResult {
     let db = Store::open(config).await?.db;
     let mut plans = Vec::new();
     for list in app::lists() {
-        for (page, sql) in [("first", &list.first), ("next", &list.next)] {
+        let pages = [("first", &list.first), ("next", &list.next)];
+        let offset = list.offset.iter().map(|texts| match db {
+            Db::Postgres(_) => ("offset", &texts.postgres),
+            Db::Sqlite { .. } => ("offset", &texts.sqlite),
+        });
+        for (page, sql) in pages.into_iter().chain(offset) {
             let plan = explain(&db, sql).await?;
             plans.push(json!({"list": list.list, "page": page, "sql": sql, "plan": plan}));
         }

@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     app::{self, Role, Store},
-    config::{Config, ConfigError, Overrides},
+    config::{Config, ConfigError, OffsetPagination, Overrides},
     contract::spec::Version,
     plugins,
 };
@@ -167,7 +167,8 @@ async fn run(arguments: Arguments) -> CommandResult {
             project::key(settings.load(Overrides::default())?, command).await
         }
         Command::Openapi { version } => {
-            println!("{:#}", app::openapi(version));
+            let deprecations = app::deprecations(&OffsetPagination::default());
+            println!("{:#}", app::openapi(version, &deprecations));
             Ok(())
         }
         Command::Plugin(command) => plugin::run(command).await,

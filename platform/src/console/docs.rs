@@ -27,6 +27,14 @@ impl Static {
             body: format!("{document:#}\n").into(),
         }
     }
+
+    /// An RSS feed.
+    pub fn rss(body: String) -> Self {
+        Self {
+            content_type: "application/rss+xml; charset=utf-8",
+            body: body.into(),
+        }
+    }
 }
 
 impl Endpoint for Static {

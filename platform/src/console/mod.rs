@@ -1,5 +1,6 @@
 //! Pages and machine-read addresses outside the public API.
 
+pub mod changelog;
 pub mod docs;
 pub mod health;
 pub mod pages;

@@ -9,10 +9,18 @@ use crate::contract::Code;
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;\
 color:#1b1f24;background:#fff}table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.4rem .6rem;\
 border-bottom:1px solid #d8dee4;vertical-align:top}code{font:14px ui-monospace,monospace}\
-tr:target{background:#fff8c5}@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}\
-td,th{border-color:#30363d}a{color:#79b8ff}tr:target{background:#3b2f00}}";
+tr:target,section:target{background:#fff8c5}@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}\
+td,th{border-color:#30363d}a{color:#79b8ff}tr:target,section:target{background:#3b2f00}}";
 
-fn page(title: &str, content: &Markup) -> Response {
+/// An HTML page with the style of all.
+pub fn page(title: &str, content: &Markup) -> Response {
+    Response::builder()
+        .content_type("text/html; charset=utf-8")
+        .body(document(title, content))
+}
+
+/// The text of an HTML page.
+pub fn document(title: &str, content: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -20,15 +28,23 @@ fn page(title: &str, content: &Markup) -> Response {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 link rel="icon" href="data:,";
+                link rel="alternate" type="application/rss+xml" title="BOTIX changelog" href="/changelog/rss";
                 title { (title) " · BOTIX" }
                 style { (maud::PreEscaped(STYLE)) }
             }
             body { (content) }
         }
     };
-    Response::builder()
-        .content_type("text/html; charset=utf-8")
-        .body(page.into_string())
+    page.into_string()
+}
+
+/// Whether a client accepts JSON rather than a page.
+pub fn wants_json(request: &Request) -> bool {
+    request
+        .headers()
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("json") && !accept.contains("text/html"))
 }
 
 /// What there is.
@@ -43,6 +59,7 @@ pub fn home() -> Response {
                 li { a href="/docs" { "API documentation" } }
                 li { a href="/openapi.json" { "OpenAPI 3.1" } ", " a href="/openapi-3.0.json" { "OpenAPI 3.0" } }
                 li { a href="/error-codes" { "Error codes" } }
+                li { a href="/changelog" { "Changelog" } ", " a href="/changelog/rss" { "as a feed" } }
             }
         },
     )
@@ -51,12 +68,7 @@ pub fn home() -> Response {
 /// The list of error codes: HTML, or JSON for those who accept it.
 #[handler]
 pub fn error_codes(request: &Request) -> Response {
-    let wants_json = request
-        .headers()
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .is_some_and(|accept| accept.contains("json") && !accept.contains("text/html"));
-    let response = if wants_json {
+    let response = if wants_json(request) {
         let codes: Vec<_> = Code::ALL
             .iter()
             .map(|code| {

@@ -1,7 +1,8 @@
 //! The way into the public API: every request below `/public/v1` passes here.
 //!
 //! Order: authentication, scope, rate limit, then for a mutation the form of its key, the size of its body and
-//! its idempotent execution. Nothing below this layer can be reached around it.
+//! its idempotent execution. Nothing below this layer can be reached around it. Whatever the answer to a
+//! request that uses a deprecated thing is, it says so.
 
 use std::{
     sync::Arc,
@@ -15,6 +16,7 @@ use crate::{
     contract::{
         ApiError, Code,
         auth::{self, Caller},
+        deprecation::{Deprecations, Used},
         error,
         idempotency::{Asked, Idempotency, Key, fingerprint},
         rate_limit::{RateLimits, Standing},
@@ -56,6 +58,8 @@ pub struct Contract {
     pub rate_limits: RateLimits,
     /// What turns requests away at once while the store is out of reach.
     pub store: Arc<Circuit>,
+    /// What is deprecated.
+    pub deprecations: Deprecations,
 }
 
 impl<E: Endpoint + 'static> Middleware<E> for Contract {
@@ -68,6 +72,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
             routes: self.routes.clone(),
             rate_limits: self.rate_limits.clone(),
             store: self.store.clone(),
+            deprecations: self.deprecations.clone(),
             inner: Arc::new(inner),
         }
     }
@@ -81,6 +86,7 @@ pub struct ContractEndpoint<E> {
     routes: Routes,
     rate_limits: RateLimits,
     store: Arc<Circuit>,
+    deprecations: Deprecations,
     inner: Arc<E>,
 }
 
@@ -89,10 +95,12 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
 
     async fn call(&self, request: Request) -> poem::Result<Response> {
         let mut standing = None;
-        let mut response = match self.answer(request, &mut standing).await {
+        let used = self.deprecations.used_by(&request);
+        let mut response = match self.answer(request, &used, &mut standing).await {
             Ok(response) => response,
             Err(failure) => error::into_response(failure),
         };
+        used.write(response.headers_mut());
         if let Some(standing) = standing {
             standing.write(response.headers_mut());
         }
@@ -109,9 +117,10 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
     async fn answer(
         &self,
         mut request: Request,
+        used: &Used<'_>,
         standing: &mut Option<Standing>,
     ) -> poem::Result<Response> {
-        match self.admit(&mut request, standing).await {
+        match self.admit(&mut request, used, standing).await {
             Ok(Admitted::Read) => {
                 let reading = self.inner.get_response_result(request);
                 db::within(READ_PATIENCE, reading)
@@ -133,6 +142,7 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
     async fn admit(
         &self,
         request: &mut Request,
+        used: &Used<'_>,
         standing: &mut Option<Standing>,
     ) -> Result<Admitted, ApiError> {
         let mutates = is_mutation(request.method());
@@ -153,6 +163,7 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
             .then(|| Key::from_headers(request.headers()))
             .transpose()?;
         self.routes.check(request.method(), request.uri().path())?;
+        used.check()?;
         let Some(key) = key else {
             return Ok(Admitted::Read);
         };

@@ -3,10 +3,13 @@
 //! A request passes [`layer`]: authentication, scope, then for a mutation [`idempotency`], then the
 //! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`] or [`NoContent`],
 //! and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is declared
-//! with [`page::List`] and walks by the signed cursors of [`cursor`].
+//! with [`page::Listed`] and walks by the signed cursors of [`cursor`]. What ends is declared as a
+//! [`deprecation`] and announced in the [`changelog`].
 
 pub mod auth;
+pub mod changelog;
 pub mod cursor;
+pub mod deprecation;
 pub mod error;
 pub mod idempotency;
 pub mod layer;

@@ -7,26 +7,26 @@ use crate::contract::{ApiError, Code};
 
 /// The methods of every path below `/public/v1`.
 #[derive(Clone, Debug, Default)]
-pub struct Routes(Vec<Template>);
+pub struct Routes(Vec<Route>);
 
 #[derive(Clone, Debug)]
-struct Template {
-    segments: Vec<Option<String>>,
+struct Route {
+    path: Template,
     methods: Vec<String>,
 }
+
+/// A path whose parameters are written `{name}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Vec<Option<String>>);
 
 impl Routes {
     /// Reads the paths of an OpenAPI document.
     pub fn of(spec: &str) -> Self {
         let document: Value = serde_json::from_str(spec).unwrap_or_default();
         let paths = document["paths"].as_object().into_iter().flatten();
-        let mut templates: Vec<_> = paths
-            .map(|(path, operations)| Template {
-                segments: path
-                    .trim_start_matches('/')
-                    .split('/')
-                    .map(|segment| (!segment.starts_with('{')).then(|| segment.to_owned()))
-                    .collect(),
+        let mut routes: Vec<_> = paths
+            .map(|(path, operations)| Route {
+                path: Template::of(path),
                 methods: operations
                     .as_object()
                     .into_iter()
@@ -36,48 +36,55 @@ impl Routes {
             })
             .collect();
         // The router takes a literal segment before a parameter, so it is found first here too.
-        templates.sort_by_key(|template| {
-            template
-                .segments
-                .iter()
-                .filter(|part| part.is_none())
-                .count()
-        });
-        Self(templates)
+        routes.sort_by_key(|route| route.path.parameters());
+        Self(routes)
     }
 
     /// Fails with `NOT_FOUND` for a path that there is not, and with `METHOD_NOT_ALLOWED` for one that
     /// takes other methods.
     pub fn check(&self, method: &Method, path: &str) -> Result<(), ApiError> {
-        let segments: Vec<_> = path.trim_start_matches('/').split('/').collect();
-        let template = self
+        let route = self
             .0
             .iter()
-            .find(|template| template.fits(&segments))
+            .find(|route| route.path.fits(path))
             .ok_or_else(|| ApiError::new(Code::NotFound, "There is nothing at this path."))?;
-        if template
-            .methods
-            .iter()
-            .any(|known| known == method.as_str())
-        {
+        if route.methods.iter().any(|known| known == method.as_str()) {
             return Ok(());
         }
-        Err(ApiError::method_not_allowed(template.methods.join(", ")))
+        Err(ApiError::method_not_allowed(route.methods.join(", ")))
     }
 }
 
 impl Template {
-    fn fits(&self, path: &[&str]) -> bool {
-        self.segments.len() == path.len()
+    /// Reads a path as OpenAPI writes it.
+    pub fn of(path: &str) -> Self {
+        Self(
+            segments(path)
+                .map(|segment| (!segment.starts_with('{')).then(|| segment.to_owned()))
+                .collect(),
+        )
+    }
+
+    fn parameters(&self) -> usize {
+        self.0.iter().filter(|part| part.is_none()).count()
+    }
+
+    /// Whether a path is one of these.
+    pub fn fits(&self, path: &str) -> bool {
+        self.0.len() == segments(path).count()
             && self
-                .segments
+                .0
                 .iter()
-                .zip(path)
+                .zip(segments(path))
                 .all(|(known, given)| match known {
                     Some(known) => known == given,
                     None => !given.is_empty(),
                 })
     }
+}
+
+fn segments(path: &str) -> std::str::Split<'_, char> {
+    path.trim_start_matches('/').split('/')
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use poem_openapi::registry::{MetaSchema, Registry};
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::contract::Code;
+use crate::contract::{Code, deprecation::Deprecation};
 
 /// A dialect of OpenAPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -92,6 +92,7 @@ pub fn document(
     version: Version,
     list_handlers: impl FnOnce() -> String,
     webhooks: &[WebhookSchema],
+    deprecations: &[Deprecation],
 ) -> Value {
     NOTED.with_borrow_mut(BTreeMap::clear);
     let mut document: Value = serde_json::from_str(&list_handlers()).unwrap_or_default();
@@ -121,7 +122,7 @@ pub fn document(
     schemas.values_mut().for_each(drop_null_defaults);
     for (path, operations) in document["paths"].as_object_mut().into_iter().flatten() {
         for (method, operation) in operations.as_object_mut().into_iter().flatten() {
-            promise(path, method, operation);
+            promise(path, method, operation, deprecations);
         }
     }
     document["components"]["schemas"] = Value::Object(schemas);
@@ -148,7 +149,7 @@ pub fn document(
 }
 
 /// Adds to one operation what the contract layer promises on it.
-fn promise(path: &str, method: &str, operation: &mut Value) {
+fn promise(path: &str, method: &str, operation: &mut Value, deprecations: &[Deprecation]) {
     let mutates = matches!(method, "post" | "patch" | "put" | "delete");
     let lists = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         .as_str()
@@ -188,8 +189,14 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
         answer["headers"] = Value::Object(common_headers(headers, mutates, lists));
     }
     let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
+    let ending: Vec<_> = deprecations
+        .iter()
+        .filter(|deprecation| deprecation.is_on(method, path))
+        .collect();
     for code in Code::ALL {
-        if applies(*code, path, mutates, lists, has_body) {
+        if applies(*code, path, mutates, lists, has_body)
+            || ending.iter().any(|ends| ends.fails_with(*code))
+        {
             by_status.entry(code.status()).or_default().push(*code);
         }
     }
@@ -211,6 +218,9 @@ fn promise(path: &str, method: &str, operation: &mut Value) {
             });
         }
         responses.insert(status.to_string(), answer);
+    }
+    for deprecation in ending {
+        deprecation.mark(operation);
     }
 }
 
@@ -273,6 +283,7 @@ fn applies(code: Code, path: &str, mutates: bool, lists: bool, has_body: bool) -
             mutates && (path.ends_with("/plugins") || path.ends_with("/versions"))
         }
         Code::PluginInUse => mutates && path.ends_with("/plugins/{id}"),
+        // Those of deprecated things follow from their declarations.
         Code::OffsetTooLarge
         | Code::OffsetPaginationRetired
         | Code::MethodNotAllowed

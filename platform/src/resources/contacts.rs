@@ -131,6 +131,7 @@ impl Listed for ContactRow {
     const TABLE: &'static str = "contacts";
     const COLUMNS: &'static str =
         "id, phone, name, email, tags, attributes, created_at, updated_at";
+    const HAS_OFFSET: bool = true;
 
     fn position(&self) -> Position {
         Position {

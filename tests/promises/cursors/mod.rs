@@ -1,6 +1,7 @@
 //! Stable lists: every row once whatever happens meanwhile, and a cursor that cannot be bent.
 
 mod binding;
+mod offset;
 mod plans;
 mod walk;
 

@@ -13,7 +13,7 @@ async fn every_page_of_every_list_uses_its_index(backend: Backend) {
     contacts(&api, 30).await;
     let lists = server.run_json(&["explain-lists"]).await;
     let lists = lists.as_array().expect("a list of plans");
-    for page in ["first", "next"] {
+    for page in ["first", "next", "offset"] {
         assert!(
             lists
                 .iter()

@@ -11,7 +11,6 @@
 //! answered, are told so without the lock. Redis decides nothing that SQL does not confirm.
 
 mod key;
-mod key;
 mod lease;
 #[cfg(test)]
 mod model;
