@@ -313,7 +313,10 @@ impl App {
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());
         let api = service
             .with(contract)
-            .data(CursorKeys::new(&self.store.master))
+            .data(CursorKeys::new(
+                &self.store.master,
+                &self.store.config.cursors,
+            ))
             .data(PublicUrl(self.public_url.clone()))
             .data(deprecations);
         Route::new()
