@@ -21,6 +21,7 @@ use crate::{
     config::{Config, ConfigError, MasterKey, OffsetPagination},
     console,
     contract::{
+        auth::Keys,
         cursor::CursorKeys,
         deprecation::{Deprecation, Deprecations},
         error,
@@ -302,7 +303,7 @@ impl App {
         let deprecations = Deprecations::new(deprecations, &self.public_url);
         let changelog = console::changelog::Changelog::new(deprecations.all(), &self.public_url);
         let contract = Contract {
-            db: db.clone(),
+            keys: Keys::new(db.clone()),
             idempotency: self.idempotency.clone(),
             routes: Routes::of(&service.spec()),
             rate_limits: RateLimits::new(&self.store.config.rate_limit, self.store.shared.clone()),

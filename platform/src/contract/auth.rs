@@ -17,7 +17,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     contract::{ApiError, Code},
-    db::{self, Db, Id, JsonText, Kind, Queryable, Timestamp, execute, fetch_optional},
+    db::{
+        self, Conn, Db, Gather, Id, JsonText, Kind, Queryable, Reader, Timestamp, execute,
+        fetch_optional,
+    },
 };
 
 /// A project: one tenant.
@@ -128,8 +131,76 @@ fn needed(method: &Method, path: &str) -> &'static [Scope] {
 
 #[derive(sqlx::FromRow)]
 struct KeyRow {
+    hash: Vec<u8>,
     project_id: ProjectId,
     scopes: JsonText<Vec<Scope>>,
+}
+
+/// Looks keys up; those of requests that come together in one question.
+#[derive(Clone, Debug)]
+pub struct Keys(Gather<Vec<u8>, Option<Caller>>);
+
+/// Keys in one question.
+const LARGEST: usize = 200;
+
+impl Keys {
+    /// The keys in this database.
+    pub fn new(db: Db) -> Self {
+        Self(Gather::new(LARGEST, move |hashes| {
+            Box::pin(look_up(db.clone(), hashes))
+        }))
+    }
+
+    /// Finds who has a key; none, when it is unknown or revoked.
+    pub async fn find(&self, key: &str) -> sqlx::Result<Option<Caller>> {
+        self.0.get(hash(key)).await
+    }
+}
+
+/// Who has these keys.
+///
+/// A connection that broke while it lay in the pool shows it here, at the first question of a request:
+/// the next one is asked.
+async fn look_up(db: Db, hashes: Vec<Vec<u8>>) -> sqlx::Result<Vec<Option<Caller>>> {
+    loop {
+        match rows(&mut db.read().await?, &hashes).await {
+            Err(error) if db::is_broken(&error) => {}
+            Err(error) => return Err(error),
+            Ok(rows) => {
+                let who = |hash: &Vec<u8>| {
+                    let row = rows.iter().find(|row| row.hash == *hash)?;
+                    Some(Caller {
+                        project: row.project_id,
+                        scopes: row.scopes.0.clone(),
+                    })
+                };
+                return Ok(hashes.iter().map(who).collect());
+            }
+        }
+    }
+}
+
+async fn rows(reader: &mut Reader, hashes: &[Vec<u8>]) -> sqlx::Result<Vec<KeyRow>> {
+    if let Conn::Postgres(conn) = reader.conn() {
+        let rows = sqlx::query_as(
+            "SELECT hash, project_id, scopes FROM api_keys WHERE hash = ANY($1) AND revoked_at IS NULL",
+        )
+        .bind(hashes)
+        .fetch_all(conn)
+        .await;
+        reader.settled();
+        return rows;
+    }
+    let mut rows = Vec::new();
+    for hash in hashes {
+        rows.extend(fetch_optional!(
+            reader,
+            KeyRow,
+            "SELECT hash, project_id, scopes FROM api_keys WHERE hash = $1 AND revoked_at IS NULL",
+            hash
+        )?);
+    }
+    Ok(rows)
 }
 
 /// The key that a request presents; `UNAUTHENTICATED` when it presents none.
@@ -142,29 +213,6 @@ pub fn presented(headers: &HeaderMap) -> Result<&str, ApiError> {
         .map(|(_, key)| key.trim())
         .filter(|key| key.starts_with(PREFIX))
         .ok_or_else(unauthenticated)
-}
-
-/// Finds who has a key; none, when it is unknown or revoked.
-///
-/// A connection that broke while it lay in the pool shows it here, at the first question of a request:
-/// the next one is asked.
-pub async fn find(db: &Db, key: &str) -> sqlx::Result<Option<Caller>> {
-    loop {
-        let mut reader = db.read().await?;
-        let row = fetch_optional!(
-            &mut reader,
-            KeyRow,
-            "SELECT project_id, scopes FROM api_keys WHERE hash = $1 AND revoked_at IS NULL",
-            hash(key)
-        );
-        return match row {
-            Err(error) if db::is_broken(&error) => continue,
-            row => Ok(row?.map(|row| Caller {
-                project: row.project_id,
-                scopes: row.scopes.0,
-            })),
-        };
-    }
 }
 
 /// The answer to whoever presents no key that counts.

@@ -15,14 +15,14 @@ use poem::{Endpoint, Middleware, Request, Response, http::Method};
 use crate::{
     contract::{
         ApiError, Code,
-        auth::{self, Caller},
+        auth::{self, Caller, Keys},
         deprecation::{Deprecations, Used},
         error,
         idempotency::{Asked, Idempotency, Key, fingerprint},
         rate_limit::{RateLimits, Standing},
         routes::Routes,
     },
-    db::{self, Db},
+    db,
     shared::Circuit,
 };
 
@@ -49,7 +49,7 @@ fn body_limit(path: &str) -> usize {
 #[derive(Debug)]
 pub struct Contract {
     /// Where keys are looked up.
-    pub db: Db,
+    pub keys: Keys,
     /// What executes mutations.
     pub idempotency: Idempotency,
     /// Which methods each path takes.
@@ -67,7 +67,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
 
     fn transform(&self, inner: E) -> Self::Output {
         ContractEndpoint {
-            db: self.db.clone(),
+            keys: self.keys.clone(),
             idempotency: self.idempotency.clone(),
             routes: self.routes.clone(),
             rate_limits: self.rate_limits.clone(),
@@ -81,7 +81,7 @@ impl<E: Endpoint + 'static> Middleware<E> for Contract {
 /// See [`Contract`].
 #[derive(Debug)]
 pub struct ContractEndpoint<E> {
-    db: Db,
+    keys: Keys,
     idempotency: Idempotency,
     routes: Routes,
     rate_limits: RateLimits,
@@ -197,7 +197,7 @@ impl<E> ContractEndpoint<E> {
             let code = Code::Unavailable;
             return Err(ApiError::new(code, "The store cannot be reached."));
         }
-        let found = db::within(db::PATIENCE, auth::find(&self.db, key)).await;
+        let found = db::within(db::PATIENCE, self.keys.find(key)).await;
         match found.flatten() {
             Ok(caller) => {
                 self.store.answered();

@@ -9,6 +9,7 @@
 //! handed out first come, first served, and many readers.
 
 mod borrowed;
+mod gather;
 mod id;
 mod json_text;
 mod migrate;
@@ -32,6 +33,7 @@ use sqlx::{
 use tokio::sync::Notify;
 
 use borrowed::Borrowed;
+pub use gather::Gather;
 pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
 pub use secret_box::{SealError, Sealer};
