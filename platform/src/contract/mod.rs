@@ -14,6 +14,7 @@ pub mod page;
 pub mod payload;
 pub mod rate_limit;
 pub mod request_id;
+pub mod reserved_headers;
 pub mod routes;
 pub mod spec;
 pub mod text;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use poem::http::{HeaderName, HeaderValue};
+use poem::http::{HeaderName, HeaderValue, header::CONTENT_TYPE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::headers;
+use crate::contract::reserved_headers::is_reserved;
 
 /// Headers that an endpoint wants on its webhooks, by name.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -54,7 +54,8 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                     "`{name}` is no header name"
                 )));
             };
-            if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
+            // Without a plugin the body is the platform's, and it knows what that is.
+            if is_reserved(&parsed) || parsed == CONTENT_TYPE {
                 return Err(de::Error::custom(format_args!(
                     "`{name}` is the platform's to send"
                 )));

@@ -30,7 +30,7 @@ use super::{
     signature::EndpointSecret,
 };
 use crate::{
-    contract::{auth::ProjectId, request_id::RequestId},
+    contract::{auth::ProjectId, request_id::RequestId, reserved_headers::is_reserved},
     db::{Db, JsonText, Sealer, Timestamp, fetch_optional},
     jobs,
     plugins::{self, PluginHost, PluginId},
@@ -404,7 +404,7 @@ impl Worker {
             let value: HeaderValue = value
                 .parse()
                 .map_err(|_| format!("the value of `{name}` is no header value"))?;
-            if headers::reserved(&name) {
+            if is_reserved(&name) {
                 return Err(format!("the plugin may not set `{name}`"));
             }
             masked.retain(|own| *own != name);
