@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
 /// What is served now, by the path below `/public/v1`.
-const OPERATIONS: [(&str, &[&str]); 21] = [
+const OPERATIONS: [(&str, &[&str]); 23] = [
     ("/contacts", &["post", "get"]),
     ("/contacts/{id}", &["get", "patch", "delete"]),
     ("/contacts/count", &["get"]),
@@ -23,6 +23,8 @@ const OPERATIONS: [(&str, &[&str]); 21] = [
     ("/webhook-deliveries", &["get"]),
     ("/webhook-deliveries/{id}", &["get"]),
     ("/webhook-deliveries/{id}/attempts", &["get"]),
+    ("/webhook-deliveries/{id}/retry", &["post"]),
+    ("/webhook-deliveries/{id}/redirect", &["post"]),
     ("/webhook-attempts", &["get"]),
     ("/webhook-dead-letters", &["get"]),
     ("/webhook-dead-letters/{id}", &["get"]),

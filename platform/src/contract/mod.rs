@@ -1,8 +1,8 @@
 //! What every route shares, and no business.
 //!
 //! A request passes [`layer`]: authentication, scope, then for a mutation [`idempotency`], then the
-//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`] or [`NoContent`],
-//! and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is declared
+//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`], [`Accepted`] or
+//! [`NoContent`], and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is declared
 //! with [`page::List`] and walks by the signed cursors of [`cursor`].
 
 pub mod auth;
@@ -22,4 +22,4 @@ pub mod text;
 pub use auth::Caller;
 pub use error::{ApiError, Code};
 pub use idempotency::Work;
-pub use payload::{Action, Body, Created, NoContent, RawJson, Reply};
+pub use payload::{Accepted, Action, Body, Created, NoContent, RawJson, Reply};

@@ -8,6 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::contract::reserved_headers::is_reserved;
 
+/// What is shown in place of a value.
+pub const MASK: &str = "********";
+
 /// Headers that an endpoint wants on its webhooks, by name.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 #[serde(transparent)]
@@ -28,7 +31,7 @@ impl CustomHeaders {
         Self(
             self.0
                 .into_keys()
-                .map(|name| (name, "********".to_owned()))
+                .map(|name| (name, MASK.to_owned()))
                 .collect(),
         )
     }

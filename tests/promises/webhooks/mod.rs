@@ -8,6 +8,7 @@ mod events;
 mod faults;
 mod ladder;
 mod outcomes;
+mod repeats;
 mod targets;
 
 use crate::harness::api::{Answer, Api};
