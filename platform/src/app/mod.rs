@@ -40,7 +40,7 @@ use crate::{
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
-        endpoints::{self, EndpointsApi},
+        endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
@@ -122,6 +122,7 @@ type PublicApi = (
     EventsApi,
     EventTypesApi,
     EndpointsApi,
+    EndpointActionsApi,
     DeliveriesApi,
     RepeatsApi,
     AttemptsApi,
@@ -142,6 +143,9 @@ fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<Publ
         },
         EndpointsApi {
             db: db.clone(),
+            sealer: sealer.clone(),
+        },
+        EndpointActionsApi {
             sealer: sealer.clone(),
         },
         DeliveriesApi { db: db.clone() },

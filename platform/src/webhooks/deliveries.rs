@@ -53,7 +53,7 @@ pub enum State {
     Retrying,
     /// The receiver took it.
     Delivered,
-    /// Given up; a dead letter says why.
+    /// Given up; a dead letter says why, unless it was a test.
     Dead,
     /// Waits for its endpoint to be enabled.
     Paused,
@@ -246,22 +246,25 @@ pub(super) async fn create(
     event: &Event,
     endpoint: EndpointId,
     state: State,
-) -> Result<(), ApiError> {
+    is_test: bool,
+) -> Result<(DeliveryId, RequestId), ApiError> {
     let id = DeliveryId::generate();
+    let request_id = RequestId::generate();
     let due = (state == State::Pending).then_some(event.created_at);
     execute!(
         on,
         "INSERT INTO webhook_deliveries (id, project_id, event_id, event_type, endpoint_id, request_id, \
-         state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, created_at, updated_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, 0, $8, $9, $9)",
+         state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, is_test, created_at, \
+         updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, 0, $8, $9, $10, $10)",
         id,
         event.project_id,
         event.id,
         &event.event_type,
         endpoint,
-        RequestId::generate(),
+        request_id,
         state.as_str(),
         due,
+        is_test,
         event.created_at
     )?;
     if let Some(due) = due {
@@ -280,7 +283,7 @@ pub(super) async fn create(
         .await
         .map_err(sqlx::Error::from)?;
     }
-    Ok(())
+    Ok((id, request_id))
 }
 
 /// Gives the planned attempt of a delivery another job; false when there is none to make.

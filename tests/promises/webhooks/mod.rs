@@ -1,6 +1,7 @@
 //! No lost webhook: endpoints, events, signatures, the ladder, the dead letter and every attempt on
 //! record.
 
+mod actions;
 mod attempts;
 mod bodies;
 mod endpoints;
