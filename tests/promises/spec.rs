@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
 /// What is served now, by the path below `/public/v1`.
-const OPERATIONS: [(&str, &[&str]); 21] = [
+const OPERATIONS: [(&str, &[&str]); 26] = [
     ("/contacts", &["post", "get"]),
     ("/contacts/{id}", &["get", "patch", "delete"]),
     ("/contacts/count", &["get"]),
@@ -20,9 +20,14 @@ const OPERATIONS: [(&str, &[&str]); 21] = [
     ("/event-types", &["get"]),
     ("/webhook-endpoints", &["post", "get"]),
     ("/webhook-endpoints/{id}", &["get", "patch", "delete"]),
+    ("/webhook-endpoints/{id}/resume", &["post"]),
+    ("/webhook-endpoints/{id}/rotate-secret", &["post"]),
+    ("/webhook-endpoints/{id}/test", &["post"]),
     ("/webhook-deliveries", &["get"]),
     ("/webhook-deliveries/{id}", &["get"]),
     ("/webhook-deliveries/{id}/attempts", &["get"]),
+    ("/webhook-deliveries/{id}/retry", &["post"]),
+    ("/webhook-deliveries/{id}/redirect", &["post"]),
     ("/webhook-attempts", &["get"]),
     ("/webhook-dead-letters", &["get"]),
     ("/webhook-dead-letters/{id}", &["get"]),

@@ -42,10 +42,11 @@ use crate::{
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
-        endpoints::{self, EndpointsApi},
+        endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
+        repeats::RepeatsApi,
         sender::{Sender, SenderError},
         target::TargetPolicy,
         tidy::{self, TidyEndpoint},
@@ -136,7 +137,9 @@ type PublicApi = (
     EventsApi,
     EventTypesApi,
     EndpointsApi,
+    EndpointActionsApi,
     DeliveriesApi,
+    RepeatsApi,
     AttemptsApi,
     DeadLettersApi,
     PluginsApi,
@@ -157,7 +160,13 @@ fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<Publ
             db: db.clone(),
             sealer: sealer.clone(),
         },
+        EndpointActionsApi {
+            sealer: sealer.clone(),
+        },
         DeliveriesApi { db: db.clone() },
+        RepeatsApi {
+            public_url: public_url.to_owned(),
+        },
         AttemptsApi { db: db.clone() },
         DeadLettersApi { db: db.clone() },
         PluginsApi { db: db.clone() },
@@ -352,16 +361,24 @@ impl App {
         let db = &self.store.db;
         let engine = PluginEngine::new(Limits::default(), 64)?;
         let plugins = PluginHost::new(db.clone(), engine, &self.store.master);
+        let sender = |policy| {
+            let webhooks = &config.webhooks;
+            Sender::new(
+                policy,
+                webhooks.connect_timeout,
+                webhooks.read_timeout,
+                None,
+            )
+        };
+        let anywhere = TargetPolicy {
+            allow_private: true,
+        };
         let worker = Worker {
             db: db.clone(),
             sealer: Sealer::new(&self.store.master),
             plugins: plugins.clone(),
-            sender: Sender::new(
-                self.policy(),
-                config.webhooks.connect_timeout,
-                config.webhooks.read_timeout,
-                None,
-            )?,
+            sender: sender(self.policy())?,
+            to_inspector: sender(anywhere)?,
             ladder: config.webhooks.ladder.clone().into(),
             public_url: (&*self.public_url).into(),
             rooms: Rooms::new(

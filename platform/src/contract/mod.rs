@@ -1,10 +1,10 @@
 //! What every route shares, and no business.
 //!
 //! A request passes [`layer`]: authentication, scope, then for a mutation [`idempotency`], then the
-//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`] or [`NoContent`],
-//! and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is declared
-//! with [`page::Listed`] and walks by the signed cursors of [`cursor`]. What ends is declared as a
-//! [`deprecation`] and announced in the [`changelog`].
+//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`], [`Accepted`] or
+//! [`NoContent`], and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is
+//! declared with [`page::Listed`] and walks by the signed cursors of [`cursor`]. What ends is declared as
+//! a [`deprecation`] and announced in the [`changelog`].
 
 pub mod auth;
 pub mod changelog;
@@ -17,6 +17,7 @@ pub mod page;
 pub mod payload;
 pub mod rate_limit;
 pub mod request_id;
+pub mod reserved_headers;
 pub mod routes;
 pub mod spec;
 pub mod text;
@@ -24,4 +25,4 @@ pub mod text;
 pub use auth::Caller;
 pub use error::{ApiError, Code};
 pub use idempotency::Work;
-pub use payload::{Action, Body, Created, NoContent, RawJson, Reply};
+pub use payload::{Accepted, Action, Body, Created, NoContent, RawJson, Reply};

@@ -51,6 +51,15 @@ pub struct Created<T> {
     pub body: T,
 }
 
+/// A 202 answer with a JSON body, and the `Location` where to see what comes of it.
+#[derive(Debug)]
+pub struct Accepted<T> {
+    /// The path of what shows the progress, from the root of the server.
+    pub location: String,
+    /// What is known already.
+    pub body: T,
+}
+
 /// A 204 answer.
 #[derive(Debug)]
 pub struct NoContent;
@@ -226,26 +235,56 @@ impl<T: Serialize + JsonSchema + Send> ApiResponse for Reply<T> {
     }
 }
 
+fn located_response(status: StatusCode, location: &str, body: Vec<u8>) -> Response {
+    let mut response = json_response(status, body);
+    if let Ok(location) = location.parse() {
+        response.headers_mut().insert("location", location);
+    }
+    response
+}
+
+fn location(description: &str) -> MetaHeader {
+    MetaHeader {
+        name: "Location".to_owned(),
+        description: Some(description.to_owned()),
+        required: true,
+        deprecated: false,
+        schema: MetaSchemaRef::Inline(Box::new(MetaSchema::new("string"))),
+    }
+}
+
 impl<T: Serialize + Send> IntoResponse for Created<T> {
     fn into_response(self) -> Response {
-        let mut response = json_response(StatusCode::CREATED, to_json(&self.body));
-        if let Ok(location) = self.location.parse() {
-            response.headers_mut().insert("location", location);
-        }
-        response
+        located_response(StatusCode::CREATED, &self.location, to_json(&self.body))
     }
 }
 
 impl<T: Serialize + JsonSchema + Send> ApiResponse for Created<T> {
     fn meta() -> MetaResponses {
-        let location = MetaHeader {
-            name: "Location".to_owned(),
-            description: Some("The path of what was made.".to_owned()),
-            required: true,
-            deprecated: false,
-            schema: MetaSchemaRef::Inline(Box::new(MetaSchema::new("string"))),
-        };
+        let location = location("The path of what was made.");
         answers(201, "Made.", vec![media_type::<T>()], vec![location])
+    }
+
+    fn register(registry: &mut Registry) {
+        spec::note_schema::<T>(registry, spec::Use::Written);
+    }
+}
+
+impl<T: Serialize + Send> IntoResponse for Accepted<T> {
+    fn into_response(self) -> Response {
+        located_response(StatusCode::ACCEPTED, &self.location, to_json(&self.body))
+    }
+}
+
+impl<T: Serialize + JsonSchema + Send> ApiResponse for Accepted<T> {
+    fn meta() -> MetaResponses {
+        let location = location("The path of what shows the progress.");
+        answers(
+            202,
+            "Accepted; it is done soon.",
+            vec![media_type::<T>()],
+            vec![location],
+        )
     }
 
     fn register(registry: &mut Registry) {

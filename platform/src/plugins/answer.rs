@@ -10,27 +10,7 @@ use serde::de::IgnoredAny;
 
 use super::failure::PluginError;
 use super::limits::Limits;
-
-/// Headers of the connection, of the body as sent, and of the platform.
-const RESERVED: &[&str] = &[
-    "accept-encoding",
-    "connection",
-    "content-encoding",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "x-delivery-attempt",
-];
-const RESERVED_PREFIXES: &[&str] = &["webhook-", "x-botix-"];
+use crate::contract::reserved_headers::is_reserved;
 
 /// Checks the body that `transform` answered.
 pub(super) fn check_body(body: &str, limits: &Limits) -> Result<(), PluginError> {
@@ -81,7 +61,7 @@ fn check_header(name: &str, value: &str) -> Result<String, PluginError> {
     let parsed =
         HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused("is not a header name"))?;
     let lower = parsed.as_str();
-    if RESERVED.contains(&lower) || RESERVED_PREFIXES.iter().any(|p| lower.starts_with(p)) {
+    if is_reserved(&parsed) {
         return Err(refused("is set by the platform"));
     }
     if !value

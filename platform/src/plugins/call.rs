@@ -172,13 +172,23 @@ impl From<WitHeader> for (String, String) {
 impl PluginEngine {
     /// Runs a plugin. Waits for a slot first; the time limits start when there is one.
     pub async fn run(&self, plugin: &Plugin, call: Call) -> Report {
+        self.run_from(plugin, call, None).await
+    }
+
+    /// Runs a plugin, without `transform` where it has made a body and headers before.
+    pub async fn run_from(
+        &self,
+        plugin: &Plugin,
+        call: Call,
+        transformed: Option<(String, Vec<(String, String)>)>,
+    ) -> Report {
         // The semaphores are never closed, so these waits end in a permit.
         let _of_plugin = plugin.inner.slots.acquire().await;
         let _of_engine = self.inner.slots.acquire().await;
         let started = Instant::now();
         let mut run = Run::new(self, &call);
         let outcome = run
-            .outcome(plugin, &call)
+            .outcome(plugin, &call, transformed)
             .await
             .unwrap_or_else(|(stage, error)| Outcome::Failed { stage, error });
         Report {
@@ -222,15 +232,17 @@ impl<'e> Run<'e> {
         &mut self,
         plugin: &Plugin,
         call: &Call,
+        transformed: Option<(String, Vec<(String, String)>)>,
     ) -> Result<Outcome, (Stage, PluginError)> {
         let plugin = &plugin.inner;
         let limits = self.engine.limits();
-        let first = if plugin.transform.is_some() {
+        let first = if plugin.transform.is_some() && transformed.is_none() {
             Stage::Transform
         } else {
             Stage::Sign
         };
-        let bytes = call.event.body.len().max(call.config.len());
+        let before = transformed.as_ref().map_or(0, |(body, _)| body.len());
+        let bytes = call.event.body.len().max(call.config.len()).max(before);
         if bytes > limits.input_bytes {
             let error = PluginError::InputTooLarge {
                 bytes,
@@ -253,7 +265,10 @@ impl<'e> Run<'e> {
 
         let mut headers = Vec::new();
         let mut changed_body = None;
-        if let Some(transform) = &plugin.transform {
+        if let Some((body, added)) = transformed {
+            changed_body = Some(body);
+            headers = added;
+        } else if let Some(transform) = &plugin.transform {
             let at = |error| (Stage::Transform, error);
             let answer = self
                 .stage(plugin, transform, (event, delivery))

@@ -125,6 +125,20 @@ impl PluginHost {
         self.engine.run(&active.plugin, call).await
     }
 
+    /// Runs a version's `sign` alone, over a body and headers that `transform` made before.
+    pub async fn sign(
+        &self,
+        active: &ActiveVersion,
+        call: Call,
+        body: String,
+        headers: Vec<(String, String)>,
+    ) -> Report {
+        let transformed = Some((body, headers));
+        self.engine
+            .run_from(&active.plugin, call, transformed)
+            .await
+    }
+
     async fn load(
         &self,
         plugin: PluginId,

@@ -286,7 +286,8 @@ impl AttemptsApi {
     }
 }
 
-fn time(name: &str, text: &str) -> Result<Timestamp, ApiError> {
+/// A time given as a query parameter.
+pub(super) fn time(name: &str, text: &str) -> Result<Timestamp, ApiError> {
     text.parse()
         .map_err(|_| ApiError::invalid_parameter(name, "a time is written in RFC 3339"))
 }

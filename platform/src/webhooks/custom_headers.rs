@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use poem::http::{HeaderName, HeaderValue};
+use poem::http::{HeaderName, HeaderValue, header::CONTENT_TYPE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::headers;
+use crate::contract::reserved_headers::is_reserved;
+
+/// What is shown in place of a value.
+pub const MASK: &str = "********";
 
 /// Headers that an endpoint wants on its webhooks, by name.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -28,7 +31,7 @@ impl CustomHeaders {
         Self(
             self.0
                 .into_keys()
-                .map(|name| (name, "********".to_owned()))
+                .map(|name| (name, MASK.to_owned()))
                 .collect(),
         )
     }
@@ -54,7 +57,8 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                     "`{name}` is no header name"
                 )));
             };
-            if headers::reserved(&parsed) || parsed == "content-type" || parsed == "user-agent" {
+            // Without a plugin the body is the platform's, and it knows what that is.
+            if is_reserved(&parsed) || parsed == CONTENT_TYPE {
                 return Err(de::Error::custom(format_args!(
                     "`{name}` is the platform's to send"
                 )));

@@ -17,6 +17,7 @@ use super::{
     attempts::{Attempt, AttemptRow},
     endpoints::EndpointId,
     events::{Event, EventId},
+    repeats::Repeat,
 };
 use crate::{
     contract::{
@@ -52,7 +53,7 @@ pub enum State {
     Retrying,
     /// The receiver took it.
     Delivered,
-    /// Given up; a dead letter says why.
+    /// Given up; a dead letter says why, unless it was a test.
     Dead,
     /// Waits for its endpoint to be enabled.
     Paused,
@@ -130,11 +131,11 @@ pub struct Delivery {
 }
 
 #[derive(Debug, sqlx::FromRow)]
-struct DeliveryRow {
+pub(super) struct DeliveryRow {
     id: DeliveryId,
     event_id: EventId,
     event_type: String,
-    endpoint_id: EndpointId,
+    pub(super) endpoint_id: EndpointId,
     state: String,
     attempts: i64,
     next_attempt_at: Option<Timestamp>,
@@ -157,7 +158,8 @@ impl Listed for DeliveryRow {
     }
 }
 
-fn show(row: DeliveryRow) -> Result<Delivery, ApiError> {
+/// A delivery as clients see it.
+pub(super) fn show(row: DeliveryRow) -> Result<Delivery, ApiError> {
     Ok(Delivery {
         id: row.id,
         event_id: row.event_id,
@@ -188,12 +190,27 @@ pub struct DeliverWebhook {
     pub project_id: ProjectId,
     /// See [`project_id`](Self::project_id).
     pub endpoint_id: EndpointId,
+    /// The attempt is no step of the ladder, but this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeat: Option<Repeat>,
+}
+
+impl DeliverWebhook {
+    /// The request id that the attempt is sent with; `of_ladder` is the delivery's own.
+    pub(super) fn request_id(&self, of_ladder: RequestId) -> RequestId {
+        let own = self.repeat.as_ref().map(|repeat| repeat.request_id);
+        own.unwrap_or(of_ladder)
+    }
 }
 
 impl Job for DeliverWebhook {
     const QUEUE: &'static str = "deliver-webhook";
 
     fn unique_key(&self) -> Option<String> {
+        // A repeat that is put off has the same job again.
+        if self.repeat.is_some() {
+            return None;
+        }
         // Spelt as the sweep that looks for lost jobs can spell it in SQL.
         let id = uuid::Uuid::from(self.delivery_id);
         Some(format!("{}:{}:{}", id.simple(), self.number, self.copy))
@@ -218,6 +235,7 @@ impl From<Planned> for DeliverWebhook {
             copy: planned.job_copy,
             project_id: planned.project_id,
             endpoint_id: planned.endpoint_id,
+            repeat: None,
         }
     }
 }
@@ -228,22 +246,25 @@ pub(super) async fn create(
     event: &Event,
     endpoint: EndpointId,
     state: State,
-) -> Result<(), ApiError> {
+    is_test: bool,
+) -> Result<(DeliveryId, RequestId), ApiError> {
     let id = DeliveryId::generate();
+    let request_id = RequestId::generate();
     let due = (state == State::Pending).then_some(event.created_at);
     execute!(
         on,
         "INSERT INTO webhook_deliveries (id, project_id, event_id, event_type, endpoint_id, request_id, \
-         state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, created_at, updated_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, 0, $8, $9, $9)",
+         state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, is_test, created_at, \
+         updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 2, 1, 1, 0, $8, $9, $10, $10)",
         id,
         event.project_id,
         event.id,
         &event.event_type,
         endpoint,
-        RequestId::generate(),
+        request_id,
         state.as_str(),
         due,
+        is_test,
         event.created_at
     )?;
     if let Some(due) = due {
@@ -255,13 +276,14 @@ pub(super) async fn create(
                 copy: 0,
                 project_id: event.project_id,
                 endpoint_id: endpoint,
+                repeat: None,
             }],
             due,
         )
         .await
         .map_err(sqlx::Error::from)?;
     }
-    Ok(())
+    Ok((id, request_id))
 }
 
 /// Gives the planned attempt of a delivery another job; false when there is none to make.
@@ -364,7 +386,8 @@ impl DeliveriesApi {
     }
 }
 
-async fn find(
+/// Finds a delivery of a project.
+pub(super) async fn find(
     on: &mut impl Queryable,
     project: ProjectId,
     id: DeliveryId,

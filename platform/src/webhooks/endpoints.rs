@@ -4,6 +4,8 @@
 //! so are the endpoint's own headers, which often carry credentials, and whose values are never shown
 //! again. An endpoint that is enabled again releases the deliveries that waited for it.
 
+pub mod actions;
+
 use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret as _;
@@ -63,6 +65,10 @@ pub struct Endpoint {
     /// The signing secret, shown when it is made and never again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
+    /// Until when the secret before this one signs too, after a rotation.
+    pub previous_secret_until: Option<Timestamp>,
+    /// Since when it fails: a delivery failed three times or was given up, and none succeeded since.
+    pub failing_since: Option<Timestamp>,
     /// When it was made.
     pub created_at: Timestamp,
     /// When it was last changed.
@@ -139,12 +145,15 @@ struct EndpointRow {
     plugin_id: Option<PluginId>,
     plugin_config: Option<String>,
     headers: Vec<u8>,
+    previous_secret_until: Option<Timestamp>,
+    failing_since: Option<Timestamp>,
     created_at: Timestamp,
     updated_at: Timestamp,
 }
 
 const COLUMNS: &str = "id, url, description, event_types, enabled, disabled_reason, plugin_id, \
-                       plugin_config, headers, created_at, updated_at";
+                       plugin_config, headers, previous_secret_until, failing_since, created_at, \
+                       updated_at";
 
 impl Listed for EndpointRow {
     const RESOURCE: &'static str = "webhook-endpoints";
@@ -216,6 +225,8 @@ impl EndpointsApi {
             plugin_config: new.plugin_config,
             headers: headers.clone().masked(),
             secret: Some(secret.expose().expose_secret().to_owned()),
+            previous_secret_until: None,
+            failing_since: None,
             created_at: now,
             updated_at: now,
         };
@@ -249,7 +260,10 @@ impl EndpointsApi {
         operation_id = "list_webhook_endpoints"
     )]
     async fn list(&self, caller: Caller, page: PageRequest) -> Result<Page<Endpoint>, ApiError> {
-        Page::fetch(&self.db, page, caller.project, &[], |row| self.show(row)).await
+        Page::fetch(&self.db, page, caller.project, &[], |row| {
+            show(&self.sealer, row)
+        })
+        .await
     }
 
     /// Read an endpoint
@@ -264,12 +278,13 @@ impl EndpointsApi {
             &mut reader,
             EndpointRow,
             "SELECT id, url, description, event_types, enabled, disabled_reason, plugin_id, \
-             plugin_config, headers, created_at, updated_at \
+             plugin_config, headers, previous_secret_until, failing_since, created_at, updated_at \
              FROM webhook_endpoints WHERE project_id = $1 AND id = $2",
             caller.project,
             id.0
         )?;
-        Ok(Reply(self.show(
+        Ok(Reply(show(
+            &self.sealer,
             row.ok_or_else(|| ApiError::not_found("endpoint"))?,
         )?))
     }
@@ -316,7 +331,7 @@ impl EndpointsApi {
             EndpointRow,
             "UPDATE webhook_endpoints SET updated_at = $3 WHERE project_id = $1 AND id = $2 \
              RETURNING id, url, description, event_types, enabled, disabled_reason, plugin_id, \
-             plugin_config, headers, created_at, updated_at",
+             plugin_config, headers, previous_secret_until, failing_since, created_at, updated_at",
             caller.project,
             id.0,
             Timestamp::now()
@@ -341,7 +356,7 @@ impl EndpointsApi {
         if row.enabled != was_enabled {
             tidy::now_and_later(&mut work, row.id, Some(row.enabled)).await?;
         }
-        Ok(Reply(self.show(row)?))
+        Ok(Reply(show(&self.sealer, row)?))
     }
 
     /// Delete an endpoint
@@ -415,29 +430,32 @@ impl EndpointsApi {
         }
         row
     }
+}
 
-    fn show(&self, row: EndpointRow) -> Result<Endpoint, ApiError> {
-        let headers = open_headers(&self.sealer, row.id, &row.headers)?.masked();
-        let plugin_config = row
-            .plugin_config
-            .map(|config| serde_json::value::RawValue::from_string(config).map(RawJson))
-            .transpose()
-            .map_err(ApiError::internal)?;
-        Ok(Endpoint {
-            id: row.id,
-            url: row.url,
-            description: row.description,
-            event_types: row.event_types.0,
-            enabled: row.enabled,
-            disabled_reason: row.disabled_reason,
-            plugin_id: row.plugin_id,
-            plugin_config,
-            headers,
-            secret: None,
-            created_at: row.created_at,
-            updated_at: row.updated_at,
-        })
-    }
+fn show(sealer: &Sealer, row: EndpointRow) -> Result<Endpoint, ApiError> {
+    let headers = open_headers(sealer, row.id, &row.headers)?.masked();
+    let plugin_config = row
+        .plugin_config
+        .map(|config| serde_json::value::RawValue::from_string(config).map(RawJson))
+        .transpose()
+        .map_err(ApiError::internal)?;
+    let now = Timestamp::now();
+    Ok(Endpoint {
+        id: row.id,
+        url: row.url,
+        description: row.description,
+        event_types: row.event_types.0,
+        enabled: row.enabled,
+        disabled_reason: row.disabled_reason,
+        plugin_id: row.plugin_id,
+        plugin_config,
+        headers,
+        secret: None,
+        previous_secret_until: row.previous_secret_until.filter(|until| *until > now),
+        failing_since: row.failing_since,
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+    })
 }
 
 /// Checks the form of a URL. Whether its address is allowed is judged when a webhook connects: what

@@ -132,9 +132,8 @@ pub async fn publish(
     data: &(impl Serialize + Sync),
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
-    publish_raw(on, project, event_type.to_owned(), RawJson(data))
-        .await
-        .map(drop)
+    let event = insert(on, project, event_type.to_owned(), RawJson(data)).await?;
+    fan_out(on, &event, None).await
 }
 
 #[derive(sqlx::FromRow)]
@@ -144,12 +143,13 @@ struct Target {
     enabled: bool,
 }
 
-async fn publish_raw(
+/// Writes an event, for nobody yet.
+pub(super) async fn insert(
     on: &mut impl Queryable,
     project: ProjectId,
     event_type: String,
     data: RawJson,
-) -> Result<Event, ApiError> {
+) -> sqlx::Result<Event> {
     let now = Timestamp::now();
     let event = Event {
         id: EventId::generate(),
@@ -168,14 +168,23 @@ async fn publish_raw(
         event.data.as_str(),
         now
     )?;
+    Ok(event)
+}
+
+/// Makes a delivery of an event for each endpoint that listens to it, but for one.
+pub(super) async fn fan_out(
+    on: &mut impl Queryable,
+    event: &Event,
+    except: Option<EndpointId>,
+) -> Result<(), ApiError> {
     let targets = fetch_all!(
         on,
         Target,
         "SELECT id, event_types, enabled FROM webhook_endpoints WHERE project_id = $1",
-        project
+        event.project_id
     )?;
     for target in targets {
-        if !target.event_types.0.matches(&event.event_type) {
+        if !target.event_types.0.matches(&event.event_type) || Some(target.id) == except {
             continue;
         }
         // One that seems disabled is looked at again, locked: a delivery that is about to wait must
@@ -190,9 +199,9 @@ async fn publish_raw(
             Some(false) => State::Paused,
             None => continue,
         };
-        deliveries::create(on, &event, target.id, state).await?;
+        deliveries::create(on, event, target.id, state, false).await?;
     }
-    Ok(event)
+    Ok(())
 }
 
 /// The handlers of `/events`.
@@ -229,7 +238,8 @@ impl EventsApi {
         if let Some(known) = self.types.iter().find(|known| known.name == event_type) {
             known.check(data.as_str())?;
         }
-        let event = publish_raw(&mut work, caller.project, event_type, data).await?;
+        let event = insert(&mut work, caller.project, event_type, data).await?;
+        fan_out(&mut work, &event, None).await?;
         Ok(Created {
             location: format!("/public/v1/events/{}", event.id),
             body: event,

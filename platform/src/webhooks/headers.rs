@@ -2,8 +2,7 @@
 //!
 //! Everything a receiver verifies, deduplicates or reports with comes from here: the two signatures,
 //! the event, the attempt. Tenants and plugins may add headers, and a plugin may replace the content
-//! type, but nobody sets the user agent or one of the reserved names: a plugin that could write `webhook-signature` could
-//! pass off as the platform, and one that could write `content-length` could smuggle a request.
+//! type, but never one of the [reserved](crate::contract::reserved_headers) names.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -79,35 +78,6 @@ pub fn headers(
     headers.insert(WEBHOOK_TIMESTAMP, timestamp.into());
     headers.insert(WEBHOOK_SIGNATURE, standard.try_into()?);
     Ok(headers)
-}
-
-/// Whether `name` is the platform's alone: neither an endpoint nor a plugin may set it.
-pub fn reserved(name: &HeaderName) -> bool {
-    let text = name.as_str();
-    name == DELIVERY_ATTEMPT
-        || text.starts_with("x-botix-")
-        || text.starts_with("webhook-")
-        || frames_the_message(name)
-}
-
-/// Whether `name` says where a message begins and ends or how its connection is used. The sender
-/// alone writes these.
-pub fn frames_the_message(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "content-length"
-            | "expect"
-            | "host"
-            | "http2-settings"
-            | "keep-alive"
-            | "proxy-authorization"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    )
 }
 
 #[cfg(test)]
@@ -187,32 +157,5 @@ mod tests {
     #[test]
     fn a_type_that_would_break_out_of_its_header_is_an_error() {
         assert!(headers(&attempt("a\r\nx: y"), &secret(1), None, b"{}").is_err());
-    }
-
-    #[test]
-    fn tenants_set_neither_signatures_nor_framing_but_may_set_the_rest() {
-        let is_reserved = |name: &str| reserved(&HeaderName::try_from(name).unwrap());
-        for name in [
-            "Webhook-Signature",
-            "webhook-id",
-            "X-Botix-Signature",
-            "x-botix-anything",
-            "X-Delivery-Attempt",
-            "Content-Length",
-            "Transfer-Encoding",
-            "Host",
-            "Connection",
-        ] {
-            assert!(is_reserved(name), "{name}");
-        }
-        for name in [
-            "authorization",
-            "content-type",
-            "user-agent",
-            "x-api-key",
-            "x-signature",
-        ] {
-            assert!(!is_reserved(name), "{name}");
-        }
     }
 }

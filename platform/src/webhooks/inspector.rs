@@ -135,7 +135,7 @@ impl InspectorApi {
         mut work: Work,
         _body: Action<NoOptions>,
     ) -> Result<Created<Bin>, ApiError> {
-        let row = create_bin(&mut work, caller.project).await?;
+        let row = insert_bin(&mut work, caller.project).await?;
         Ok(Created {
             location: format!("/public/v1/inspector/bins/{}", row.id),
             body: self.show(row),
@@ -223,7 +223,7 @@ impl InspectorApi {
     fn show(&self, row: BinRow) -> Bin {
         Bin {
             id: row.id,
-            url: format!("{}/inspect/{}", self.public_url, row.id),
+            url: url_of(&self.public_url, row.id),
             created_at: row.created_at,
         }
     }
@@ -240,7 +240,17 @@ async fn find(on: &mut impl Queryable, project: ProjectId, id: BinId) -> Result<
     .ok_or_else(|| ApiError::not_found("bin"))
 }
 
-async fn create_bin(on: &mut impl Queryable, project: ProjectId) -> sqlx::Result<BinRow> {
+/// Where a bin receives.
+pub(super) fn url_of(public_url: &str, bin: BinId) -> String {
+    format!("{public_url}/inspect/{bin}")
+}
+
+/// Makes a bin.
+pub(super) async fn create_bin(on: &mut impl Queryable, project: ProjectId) -> sqlx::Result<BinId> {
+    insert_bin(on, project).await.map(|row| row.id)
+}
+
+async fn insert_bin(on: &mut impl Queryable, project: ProjectId) -> sqlx::Result<BinRow> {
     let row = BinRow {
         id: BinId::generate(),
         created_at: Timestamp::now(),

@@ -16,6 +16,7 @@ pub mod inspector;
 pub mod ladder;
 pub mod patterns;
 pub mod payload;
+pub mod repeats;
 mod rooms;
 pub mod sender;
 mod settle;

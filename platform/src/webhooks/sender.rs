@@ -26,9 +26,9 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
-use super::headers::frames_the_message;
 use super::ladder::{Outcome, parse_retry_after};
 use super::target::{self, GuardedResolver, TargetPolicy};
+use crate::contract::reserved_headers::frames_the_message;
 
 pub use failure::{ErrorKind, SendError};
 

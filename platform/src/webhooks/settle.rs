@@ -14,7 +14,7 @@ use super::{
     endpoints::{self, EndpointId},
     events::EventId,
     ladder::{self, DeadReason, Next, Outcome},
-    tidy,
+    repeats, tidy,
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
@@ -33,6 +33,7 @@ pub(super) struct Settlement {
     pub(super) request_id: RequestId,
     pub(super) number: i64,
     pub(super) step: i64,
+    pub(super) trigger: Trigger,
     pub(super) url: String,
     pub(super) status: Status,
     pub(super) status_code: Option<i64>,
@@ -70,6 +71,10 @@ impl Settlement {
         if self.insert_attempt(&mut tx).await? == 0 {
             return tx.rollback().await;
         }
+        if matches!(self.trigger, Trigger::Manual | Trigger::Redirect) {
+            repeats::settle(self, &mut tx).await?;
+            return tx.commit().await;
+        }
         // Locked by reading: one update less, and each touches every index of the table.
         let text = match tx.conn() {
             Conn::Postgres(_) => {
@@ -82,7 +87,16 @@ impl Settlement {
         let locked = fetch_optional!(&mut tx, Locked, text, self.delivery)?;
         if let Some(locked) = locked {
             let step = u32::try_from(self.step).unwrap_or(u32::MAX);
-            let next = ladder::next(&self.outcome, step, ladder);
+            let next = match ladder::next(&self.outcome, step, ladder) {
+                // A test is one attempt, whatever comes of it.
+                Next::At { .. } | Next::Dead { .. } if self.trigger == Trigger::Test => {
+                    Next::Dead {
+                        reason: DeadReason::Exhausted,
+                        disable_endpoint: false,
+                    }
+                }
+                next => next,
+            };
             self.apply(&mut tx, &locked, next).await?;
         }
         tx.commit().await
@@ -102,7 +116,7 @@ impl Settlement {
             self.endpoint,
             &self.event_type,
             self.number,
-            JsonText(Trigger::Ladder),
+            JsonText(self.trigger),
             &self.url,
             self.request_id,
             self.status.as_str(),
@@ -180,10 +194,14 @@ impl Settlement {
                 copy: 0,
                 project_id: self.project,
                 endpoint_id: self.endpoint,
+                repeat: None,
             };
             jobs::enqueue(tx, &[job], at).await?;
         }
-        if let Next::Dead { reason, .. } = next {
+        // Nobody misses a test.
+        if let Next::Dead { reason, .. } = next
+            && self.trigger != Trigger::Test
+        {
             self.insert_dead_letter(tx, reason, attempts, now).await?;
         }
         Ok(())
@@ -221,12 +239,13 @@ impl Settlement {
         execute!(
             tx,
             "INSERT INTO webhook_dead_letters \
-             (id, project_id, delivery_id, event_id, endpoint_id, reason, attempts, created_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (delivery_id) DO NOTHING",
+             (id, project_id, delivery_id, event_id, event_type, endpoint_id, reason, attempts, status, \
+             created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'open', $9)",
             DeadLetterId::generate(),
             self.project,
             self.delivery,
             self.event,
+            &self.event_type,
             self.endpoint,
             storable(&format!("{}: {seen}", reason.as_str())),
             attempts,

@@ -1,29 +1,32 @@
 //! The worker: one attempt of one delivery, from the job to the settled outcome.
 //!
-//! It finds room at the endpoint, loads what the attempt needs, holds no connection while the plugin runs or the
-//! request is out, and settles in one transaction ([`settle`](super::settle)). A job that comes twice
+//! It finds room at the endpoint, loads what the attempt needs, [prepares](prepare) what is sent, holds
+//! no connection while the plugin runs or the request is out, and settles in one transaction
+//! ([`settle`](super::settle)). A job that comes twice
 //! finds its attempt on record, or its delivery in a state that needs none, and ends. What cannot be
 //! settled because the database is away is tried again until it can: an attempt that was sent is
 //! never lost while the process lives, and if it dies, the job runs again.
 
+mod prepare;
+
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use poem::http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::{
-    attempts::{HeaderView, PluginUse, Status, shown_headers},
+    attempts::{HeaderView, PluginUse, Status, Trigger, shown_headers},
     custom_headers::CustomHeaders,
     deliveries::{DeliverWebhook, DeliveryId, State},
     endpoints::{EndpointId, open_headers},
     events::EventId,
-    headers, ladder, payload,
+    ladder,
+    repeats::{self, Repeat},
     rooms::{Rooms, Running},
     sender::{OutgoingRequest, Sender},
     settle::{self, Settlement},
@@ -33,8 +36,9 @@ use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{Db, JsonText, Sealer, Timestamp, fetch_optional},
     jobs,
-    plugins::{self, PluginHost, PluginId},
+    plugins::{PluginHost, PluginId},
 };
+use prepare::Prepared;
 
 /// How long an attempt is put off when its plugin is being compiled.
 const COMPILING: Duration = Duration::from_secs(1);
@@ -51,8 +55,10 @@ pub struct Worker {
     pub sealer: Sealer,
     /// Runs plugins.
     pub plugins: PluginHost,
-    /// Sends.
+    /// Sends to endpoints.
     pub sender: Sender,
+    /// Sends to the inspector of this platform, wherever it is.
+    pub to_inspector: Sender,
     /// The delays of the ladder.
     pub ladder: Arc<[Duration]>,
     /// What links in truncated bodies start with.
@@ -75,6 +81,7 @@ struct Loaded {
     request_id: RequestId,
     state: String,
     step: i64,
+    is_test: bool,
     data: Option<JsonText<Box<RawValue>>>,
     happened_at: Timestamp,
     settled: bool,
@@ -94,24 +101,6 @@ struct Outlet {
     secret: EndpointSecret,
     previous: Option<EndpointSecret>,
     headers: CustomHeaders,
-}
-
-/// A webhook as it would leave, or why it does not.
-enum Prepared {
-    Send {
-        body: String,
-        headers: Vec<(String, String)>,
-        plugin: Option<PluginUse>,
-    },
-    Drop {
-        reason: String,
-        plugin: PluginUse,
-    },
-    Fail {
-        error: String,
-        plugin: Option<PluginUse>,
-    },
-    Wait,
 }
 
 impl Worker {
@@ -138,18 +127,30 @@ impl Worker {
         };
         let room = match entered {
             Ok(room) => room,
-            Err(at) => return settle::put_off(&self.db, job.delivery_id, at).await,
+            Err(at) => return self.put_off(job, at).await,
         };
         let Some(loaded) = self.load(job.delivery_id, job.number).await? else {
             return Ok(());
         };
-        if loaded.settled || !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
+        if loaded.settled {
             return Ok(());
         }
-        if loaded.enabled != Some(true) {
-            return settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await;
+        if let Some(repeat) = &job.repeat {
+            if let Some(why) = repeat.refused(loaded.enabled) {
+                let now = Timestamp::now();
+                let settlement = Self::failed(job, &loaded, now, why.to_owned(), None);
+                self.settle(&settlement).await;
+                return Ok(());
+            }
+        } else {
+            if !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
+                return Ok(());
+            }
+            if loaded.enabled != Some(true) {
+                return settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await;
+            }
         }
-        let outlet = match self.open(&loaded) {
+        let outlet = match self.open(job, &loaded) {
             Ok(outlet) => outlet,
             Err(error) => {
                 let now = Timestamp::now();
@@ -163,7 +164,7 @@ impl Worker {
         let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
             Prepared::Wait => {
                 let at = Timestamp::now() + COMPILING;
-                return settle::put_off(&self.db, job.delivery_id, at).await;
+                return self.put_off(job, at).await;
             }
             Prepared::Drop { reason, plugin } => Settlement {
                 status: Status::Succeeded,
@@ -188,12 +189,21 @@ impl Worker {
         Ok(())
     }
 
+    /// Puts an attempt off; it does not count.
+    async fn put_off(&self, job: &DeliverWebhook, at: Timestamp) -> sqlx::Result<()> {
+        if job.repeat.is_some() {
+            repeats::put_off(&self.db, job, at).await
+        } else {
+            settle::put_off(&self.db, job.delivery_id, at).await
+        }
+    }
+
     async fn load(&self, delivery: DeliveryId, number: i64) -> sqlx::Result<Option<Loaded>> {
         let mut reader = self.db.read().await?;
         fetch_optional!(
             &mut reader,
             Loaded,
-            "SELECT d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, \
+            "SELECT d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, d.is_test, \
              CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
              e.created_at AS happened_at, \
              EXISTS (SELECT 1 FROM webhook_attempts a WHERE a.delivery_id = d.id AND a.number = $2) AS settled, \
@@ -206,7 +216,7 @@ impl Worker {
         )
     }
 
-    fn open(&self, loaded: &Loaded) -> Result<Outlet, String> {
+    fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {
         let owner = loaded.endpoint_id.to_string();
         let open = |sealed: &Option<Vec<u8>>| -> Result<EndpointSecret, String> {
             let sealed = sealed.as_deref().ok_or("the endpoint has no secret")?;
@@ -222,88 +232,22 @@ impl Worker {
             .map(|_| open(&loaded.previous_secret))
             .transpose()?;
         let headers = loaded.headers.as_deref().unwrap_or_default();
-        Ok(Outlet {
-            url: loaded.url.clone().unwrap_or_default(),
-            secret: open(&loaded.secret)?,
-            previous,
-            headers: open_headers(&self.sealer, loaded.endpoint_id, headers)
-                .map_err(|error| error.to_string())?,
-        })
-    }
-
-    /// Builds the body and lets the plugin have its say.
-    async fn prepare(
-        &self,
-        job: &DeliverWebhook,
-        loaded: &Loaded,
-        outlet: &Outlet,
-        now: Timestamp,
-    ) -> sqlx::Result<Prepared> {
-        let event_id = loaded.event_id.to_string();
-        let timestamp = loaded.happened_at.to_string();
-        let project_id = loaded.project_id.to_string();
-        let event = payload::Event {
-            id: &event_id,
-            event_type: &loaded.event_type,
-            timestamp: &timestamp,
-            project_id: &project_id,
-            data: loaded.data.as_ref().map(|data| data.0.get()),
-        };
-        let body = payload::build(&event, &self.public_url).body;
-        let Some(plugin_id) = loaded.plugin_id else {
-            return Ok(Prepared::Send {
-                body,
-                headers: Vec::new(),
-                plugin: None,
-            });
-        };
-        let active = match self.plugins.active(plugin_id).await? {
-            plugins::Active::Ready(active) => active,
-            plugins::Active::Compiling => return Ok(Prepared::Wait),
-            plugins::Active::Unusable(why) => {
-                return Ok(Prepared::Fail {
-                    error: format!("plugin: {why}"),
-                    plugin: None,
-                });
-            }
-        };
-        let call = plugins::Call {
-            event: plugins::Event {
-                id: event_id.clone(),
-                event_type: loaded.event_type.clone(),
-                timestamp: timestamp.clone(),
-                body,
+        let headers = open_headers(&self.sealer, loaded.endpoint_id, headers)
+            .map_err(|error| error.to_string())?;
+        let secret = open(&loaded.secret)?;
+        Ok(match job.repeat.as_ref().and_then(Repeat::bin) {
+            // A bin shows what it gets, and values of an endpoint's own headers are never shown.
+            Some(bin) => Outlet {
+                url: bin.to_owned(),
+                secret,
+                previous,
+                headers: headers.masked(),
             },
-            delivery: plugins::Delivery {
-                endpoint_id: loaded.endpoint_id.to_string(),
-                url: outlet.url.clone(),
-                attempt: u32::try_from(job.number).unwrap_or(u32::MAX),
-                request_id: loaded.request_id.to_string(),
-            },
-            config: loaded.plugin_config.as_deref().unwrap_or("{}").into(),
-            keys: Arc::new(
-                [("endpoint", outlet.secret.key().to_vec())]
-                    .into_iter()
-                    .collect(),
-            ),
-            now_ms: u64::try_from(now.micros() / 1_000).unwrap_or(0),
-        };
-        let report = self.plugins.run(&active, call).await;
-        let plugin = PluginUse {
-            id: plugin_id,
-            version: active.version,
-            log: report.log,
-        };
-        Ok(match report.outcome {
-            plugins::Outcome::Deliver { body, headers } => Prepared::Send {
-                body,
+            None => Outlet {
+                url: loaded.url.clone().unwrap_or_default(),
+                secret,
+                previous,
                 headers,
-                plugin: Some(plugin),
-            },
-            plugins::Outcome::Drop { reason } => Prepared::Drop { reason, plugin },
-            plugins::Outcome::Failed { stage, error } => Prepared::Fail {
-                error: format!("plugin: {}: {error}", stage.as_str()),
-                plugin: Some(plugin),
             },
         })
     }
@@ -334,8 +278,11 @@ impl Worker {
             );
         };
         let began = Instant::now();
-        let sent = self
-            .sender
+        let sender = match job.repeat.as_ref().and_then(Repeat::bin) {
+            Some(_) => &self.to_inspector,
+            None => &self.sender,
+        };
+        let sent = sender
             .send(OutgoingRequest {
                 url,
                 headers,
@@ -370,57 +317,6 @@ impl Worker {
         }
     }
 
-    /// The headers to send, and the same as they are recorded.
-    fn headers(
-        job: &DeliverWebhook,
-        loaded: &Loaded,
-        outlet: &Outlet,
-        body: &str,
-        from_plugin: &[(String, String)],
-    ) -> Result<(HeaderMap, HeaderView), String> {
-        let attempt = headers::Attempt {
-            event_id: &loaded.event_id.to_string(),
-            event_type: &loaded.event_type,
-            request_id: &loaded.request_id.to_string(),
-            number: u32::try_from(job.number).unwrap_or(u32::MAX),
-            sent_at: SystemTime::now(),
-        };
-        let mut all = headers::headers(
-            &attempt,
-            &outlet.secret,
-            outlet.previous.as_ref(),
-            body.as_bytes(),
-        )
-        .map_err(|error| error.to_string())?;
-        let mut masked = Vec::new();
-        for (name, value) in outlet.headers.iter() {
-            masked.push(name.clone());
-            all.insert(name, value);
-        }
-        for (name, value) in from_plugin {
-            let name: HeaderName = name
-                .parse()
-                .map_err(|_| format!("`{name}` is no header name"))?;
-            let value: HeaderValue = value
-                .parse()
-                .map_err(|_| format!("the value of `{name}` is no header value"))?;
-            if headers::reserved(&name) {
-                return Err(format!("the plugin may not set `{name}`"));
-            }
-            masked.retain(|own| *own != name);
-            all.insert(name, value);
-        }
-        let shown = shown_headers(all.iter().map(|(name, value)| {
-            let value = if masked.contains(name) {
-                "********"
-            } else {
-                value.to_str().unwrap_or_default()
-            };
-            (name.as_str(), value)
-        }));
-        Ok((all, shown))
-    }
-
     /// An attempt in which nothing was sent.
     fn failed(
         job: &DeliverWebhook,
@@ -435,10 +331,18 @@ impl Worker {
             event: loaded.event_id,
             event_type: loaded.event_type.clone(),
             endpoint: loaded.endpoint_id,
-            request_id: loaded.request_id,
+            request_id: job.request_id(loaded.request_id),
             number: job.number,
             step: loaded.step,
-            url: loaded.url.clone().unwrap_or_default(),
+            trigger: match &job.repeat {
+                Some(repeat) => repeat.trigger,
+                None if loaded.is_test => Trigger::Test,
+                None => Trigger::Ladder,
+            },
+            url: match job.repeat.as_ref().and_then(Repeat::bin) {
+                Some(bin) => bin.to_owned(),
+                None => loaded.url.clone().unwrap_or_default(),
+            },
             status: Status::Failed,
             status_code: None,
             error: Some(error),

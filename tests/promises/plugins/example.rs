@@ -33,7 +33,7 @@ pub fn guests() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Stripe's own check: the header's time and body, under the endpoint's secret.
 #[track_caller]
-fn verify_stripe_style(request: &Received, header: &str, secret: &str) {
+pub fn verify_stripe_style(request: &Received, header: &str, secret: &str) {
     let value = request.header(header);
     let (time, signature) = value.split_once(',').expect("two parts");
     let time = time.strip_prefix("t=").expect("a time");

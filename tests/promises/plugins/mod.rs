@@ -1,6 +1,6 @@
 //! Tenants' WebAssembly: what is taken, what it does to a webhook, and that it harms nobody else.
 
-mod example;
+pub mod example;
 mod hostile;
 mod upload;
 mod versions;

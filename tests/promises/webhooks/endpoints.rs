@@ -411,6 +411,11 @@ async fn its_own_headers_never_replace_the_platforms(backend: Backend) {
         "Content-Length",
         "Transfer-Encoding",
         "Host",
+        "Connection",
+        "User-Agent",
+        "Content-Type",
+        "Content-Encoding",
+        "Accept-Encoding",
     ] {
         let path = format!("/{}", name.to_lowercase());
         let body = json!({"url": receiver.url(&path), "headers": {name: "forged"}});

@@ -1,6 +1,7 @@
 //! No lost webhook: endpoints, events, signatures, the ladder, the dead letter and every attempt on
 //! record.
 
+mod actions;
 mod attempts;
 mod bodies;
 mod endpoints;
@@ -8,6 +9,7 @@ mod events;
 mod faults;
 mod ladder;
 mod outcomes;
+mod repeats;
 mod targets;
 
 use crate::harness::api::{Answer, Api};
