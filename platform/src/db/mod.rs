@@ -97,6 +97,9 @@ pub trait Queryable: Send {
     /// The connection beneath, for a statement that begins now.
     fn conn(&mut self) -> Conn<'_>;
 
+    /// Whether it is PostgreSQL, for whoever has a text for each database.
+    fn is_postgres(&self) -> bool;
+
     /// The statement has ended, well or not. One that was dropped half-way never says so, and its
     /// connection is not used again.
     fn settled(&mut self);
@@ -111,6 +114,10 @@ impl Queryable for Tx {
             Open::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
             Open::Sqlite(tx) => Conn::Sqlite(tx),
         }
+    }
+
+    fn is_postgres(&self) -> bool {
+        matches!(self.open, Open::Postgres(_))
     }
 
     fn settled(&mut self) {
@@ -130,6 +137,10 @@ impl Queryable for Reader {
             Reading::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
             Reading::Sqlite(connection) => Conn::Sqlite(connection),
         }
+    }
+
+    fn is_postgres(&self) -> bool {
+        matches!(self.0, Reading::Postgres(_))
     }
 
     fn settled(&mut self) {

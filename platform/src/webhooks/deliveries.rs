@@ -28,7 +28,7 @@ use crate::{
         request_id::RequestId,
         spec::Tag,
     },
-    db::{Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
+    db::{Conn, Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
     jobs::{self, Job},
 };
 
@@ -284,6 +284,69 @@ pub(super) async fn create(
         .map_err(sqlx::Error::from)?;
     }
     Ok((id, request_id))
+}
+
+/// Makes a delivery for each endpoint in its state, and the jobs of those that do not wait.
+pub(super) async fn create_all(
+    on: &mut impl Queryable,
+    event: &Event,
+    endpoints: &[(EndpointId, State)],
+) -> Result<(), ApiError> {
+    if !on.is_postgres() {
+        for (endpoint, state) in endpoints {
+            create(on, event, *endpoint, *state, false).await?;
+        }
+        return Ok(());
+    }
+    if endpoints.is_empty() {
+        return Ok(());
+    }
+    let made: Vec<_> = endpoints
+        .iter()
+        .map(|(endpoint, state)| (DeliveryId::generate(), *endpoint, *state))
+        .collect();
+    let ids: Vec<uuid::Uuid> = made.iter().map(|(id, ..)| (*id).into()).collect();
+    let to: Vec<uuid::Uuid> = made.iter().map(|(_, to, _)| (*to).into()).collect();
+    let requests: Vec<uuid::Uuid> = made.iter().map(|_| RequestId::generate().into()).collect();
+    let states: Vec<&str> = made.iter().map(|(.., state)| state.as_str()).collect();
+    if let Conn::Postgres(conn) = on.conn() {
+        let inserted = sqlx::query(
+            "INSERT INTO webhook_deliveries (id, project_id, event_id, event_type, endpoint_id, request_id, \
+             state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, created_at, \
+             updated_at) SELECT d.id, $1, $2, $3, d.endpoint_id, d.request_id, d.state, 0, 2, 1, 1, 0, \
+             CASE d.state WHEN 'pending' THEN $4 END, $4, $4 \
+             FROM UNNEST($5::uuid[], $6::uuid[], $7::uuid[], $8::text[]) \
+             AS d (id, endpoint_id, request_id, state)",
+        )
+        .bind(event.project_id)
+        .bind(event.id)
+        .bind(&event.event_type)
+        .bind(event.created_at)
+        .bind(ids)
+        .bind(to)
+        .bind(requests)
+        .bind(states)
+        .execute(conn)
+        .await;
+        on.settled();
+        inserted?;
+    }
+    let jobs: Vec<_> = made
+        .into_iter()
+        .filter(|(.., state)| *state == State::Pending)
+        .map(|(delivery_id, endpoint_id, _)| DeliverWebhook {
+            delivery_id,
+            number: 1,
+            copy: 0,
+            project_id: event.project_id,
+            endpoint_id,
+            repeat: None,
+        })
+        .collect();
+    jobs::enqueue(on, &jobs, event.created_at)
+        .await
+        .map_err(sqlx::Error::from)?;
+    Ok(())
 }
 
 /// Gives the planned attempt of a delivery another job; false when there is none to make.

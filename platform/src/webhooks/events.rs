@@ -132,8 +132,38 @@ pub async fn publish(
     data: &(impl Serialize + Sync),
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
-    let event = insert(on, project, event_type.to_owned(), RawJson(data)).await?;
-    fan_out(on, &event, None).await
+    publish_raw(on, project, event_type.to_owned(), RawJson(data))
+        .await
+        .map(drop)
+}
+
+async fn publish_raw(
+    on: &mut impl Queryable,
+    project: ProjectId,
+    event_type: String,
+    data: RawJson,
+) -> Result<Event, ApiError> {
+    let event = Event::new(project, event_type, data);
+    let targets = if on.is_postgres() {
+        // Both in one round trip.
+        fetch_all!(
+            on,
+            Target,
+            "WITH made AS (INSERT INTO events (id, project_id, event_type, data, created_at) \
+             VALUES ($1, $2, $3, $4, $5)) \
+             SELECT id, event_types, enabled FROM webhook_endpoints WHERE project_id = $2",
+            event.id,
+            project,
+            &event.event_type,
+            event.data.as_str(),
+            event.created_at
+        )?
+    } else {
+        event.insert(on).await?;
+        targets(on, project).await?
+    };
+    deliver(on, &event, targets, None).await?;
+    Ok(event)
 }
 
 #[derive(sqlx::FromRow)]
@@ -143,6 +173,32 @@ struct Target {
     enabled: bool,
 }
 
+impl Event {
+    fn new(project: ProjectId, event_type: String, data: RawJson) -> Self {
+        let now = Timestamp::now();
+        Self {
+            id: EventId::generate(),
+            event_type,
+            timestamp: now,
+            project_id: project,
+            data,
+            created_at: now,
+        }
+    }
+
+    async fn insert(&self, on: &mut impl Queryable) -> sqlx::Result<u64> {
+        execute!(
+            on,
+            "INSERT INTO events (id, project_id, event_type, data, created_at) VALUES ($1, $2, $3, $4, $5)",
+            self.id,
+            self.project_id,
+            &self.event_type,
+            self.data.as_str(),
+            self.created_at
+        )
+    }
+}
+
 /// Writes an event, for nobody yet.
 pub(super) async fn insert(
     on: &mut impl Queryable,
@@ -150,24 +206,8 @@ pub(super) async fn insert(
     event_type: String,
     data: RawJson,
 ) -> sqlx::Result<Event> {
-    let now = Timestamp::now();
-    let event = Event {
-        id: EventId::generate(),
-        event_type,
-        timestamp: now,
-        project_id: project,
-        data,
-        created_at: now,
-    };
-    execute!(
-        on,
-        "INSERT INTO events (id, project_id, event_type, data, created_at) VALUES ($1, $2, $3, $4, $5)",
-        event.id,
-        project,
-        &event.event_type,
-        event.data.as_str(),
-        now
-    )?;
+    let event = Event::new(project, event_type, data);
+    event.insert(on).await?;
     Ok(event)
 }
 
@@ -177,12 +217,26 @@ pub(super) async fn fan_out(
     event: &Event,
     except: Option<EndpointId>,
 ) -> Result<(), ApiError> {
-    let targets = fetch_all!(
+    let targets = targets(on, event.project_id).await?;
+    deliver(on, event, targets, except).await
+}
+
+async fn targets(on: &mut impl Queryable, project: ProjectId) -> sqlx::Result<Vec<Target>> {
+    fetch_all!(
         on,
         Target,
         "SELECT id, event_types, enabled FROM webhook_endpoints WHERE project_id = $1",
-        event.project_id
-    )?;
+        project
+    )
+}
+
+async fn deliver(
+    on: &mut impl Queryable,
+    event: &Event,
+    targets: Vec<Target>,
+    except: Option<EndpointId>,
+) -> Result<(), ApiError> {
+    let mut listening = Vec::new();
     for target in targets {
         if !target.event_types.0.matches(&event.event_type) || Some(target.id) == except {
             continue;
@@ -194,14 +248,13 @@ pub(super) async fn fan_out(
         } else {
             endpoints::is_enabled_for_now(on, target.id).await?
         };
-        let state = match enabled {
-            Some(true) => State::Pending,
-            Some(false) => State::Paused,
-            None => continue,
-        };
-        deliveries::create(on, event, target.id, state, false).await?;
+        match enabled {
+            Some(true) => listening.push((target.id, State::Pending)),
+            Some(false) => listening.push((target.id, State::Paused)),
+            None => {}
+        }
     }
-    Ok(())
+    deliveries::create_all(on, event, &listening).await
 }
 
 /// The handlers of `/events`.
@@ -238,8 +291,7 @@ impl EventsApi {
         if let Some(known) = self.types.iter().find(|known| known.name == event_type) {
             known.check(data.as_str())?;
         }
-        let event = insert(&mut work, caller.project, event_type, data).await?;
-        fan_out(&mut work, &event, None).await?;
+        let event = publish_raw(&mut work, caller.project, event_type, data).await?;
         Ok(Created {
             location: format!("/public/v1/events/{}", event.id),
             body: event,

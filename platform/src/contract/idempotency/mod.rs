@@ -119,6 +119,10 @@ impl Queryable for Work {
         self.tx().conn()
     }
 
+    fn is_postgres(&self) -> bool {
+        self.0.as_ref().is_some_and(Queryable::is_postgres)
+    }
+
     fn settled(&mut self) {
         self.tx().settled();
     }
