@@ -38,7 +38,7 @@ use crate::{
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
-        Rooms, Running,
+        Rooms, Running, Together,
         attempts::{self, AttemptsApi},
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
@@ -50,7 +50,7 @@ use crate::{
         sender::{Sender, SenderError},
         target::TargetPolicy,
         tidy::{self, TidyEndpoint},
-        worker::Worker,
+        worker::{self, Worker},
     },
 };
 
@@ -386,6 +386,8 @@ impl App {
                 config.webhooks.concurrency,
             ),
             running: Running::default(),
+            loads: worker::loads(db.clone()),
+            together: Together::new(db.clone()),
             stop: stop.clone(),
         };
         let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::MasterKey,
-    db::{Db, JsonText, Timestamp, execute, fetch_optional},
+    db::{Conn, Db, Gather, JsonText, Queryable as _, Timestamp, execute, fetch_optional},
     jobs::Job,
 };
 
@@ -29,6 +29,7 @@ pub struct PluginHost {
     engine: PluginEngine,
     seal_key: [u8; 32],
     loaded: Cache<Vec<u8>, Plugin>,
+    versions: Gather<PluginId, Option<VersionRow>>,
 }
 
 /// A version that is ready to run.
@@ -65,10 +66,48 @@ impl Job for CompilePlugin {
     }
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx::FromRow)]
 struct VersionRow {
+    id: PluginId,
     version: i64,
     sha256: Vec<u8>,
+}
+
+/// Plugins in one question.
+const LARGEST: usize = 100;
+
+/// The active versions of plugins, where they have one.
+async fn active_versions(db: Db, plugins: Vec<PluginId>) -> sqlx::Result<Vec<Option<VersionRow>>> {
+    let mut distinct: Vec<uuid::Uuid> = plugins.iter().map(|id| (*id).into()).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut reader = db.read().await?;
+    let mut rows: Vec<VersionRow> = Vec::new();
+    if let Conn::Postgres(conn) = reader.conn() {
+        let found = sqlx::query_as(
+            "SELECT p.id, v.version, v.sha256 FROM plugins p \
+             JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
+             WHERE p.id = ANY($1)",
+        )
+        .bind(distinct)
+        .fetch_all(conn)
+        .await;
+        reader.settled();
+        rows = found?;
+    } else {
+        for id in distinct {
+            rows.extend(fetch_optional!(
+                &mut reader,
+                VersionRow,
+                "SELECT p.id, v.version, v.sha256 FROM plugins p \
+                 JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
+                 WHERE p.id = $1",
+                id
+            )?);
+        }
+    }
+    let of = |id: &PluginId| rows.iter().find(|row| row.id == *id).cloned();
+    Ok(plugins.iter().map(of).collect())
 }
 
 impl PluginHost {
@@ -78,7 +117,11 @@ impl PluginHost {
             .max_capacity(LOADED)
             .time_to_idle(Duration::from_hours(1))
             .build();
+        let read = db.clone();
         Self {
+            versions: Gather::new(LARGEST, move |plugins| {
+                Box::pin(active_versions(read.clone(), plugins))
+            }),
             db,
             engine,
             seal_key: master.derive("botix plugin artefacts 1"),
@@ -88,16 +131,8 @@ impl PluginHost {
 
     /// The active version of a plugin, loaded.
     pub async fn active(&self, plugin: PluginId) -> sqlx::Result<Active> {
-        let mut reader = self.db.read().await?;
-        let row = fetch_optional!(
-            &mut reader,
-            VersionRow,
-            "SELECT v.version, v.sha256 FROM plugins p \
-             JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
-             WHERE p.id = $1",
-            plugin
-        )?;
-        let Some(row) = row else {
+        let Some(row) = self.versions.get(plugin).await? else {
+            let mut reader = self.db.read().await?;
             let compiling = fetch_optional!(
                 &mut reader,
                 (i64,),
@@ -110,7 +145,6 @@ impl PluginHost {
                 None => Active::Unusable("it has no version that could be compiled".to_owned()),
             });
         };
-        drop(reader);
         match self.load(plugin, row.version, row.sha256).await? {
             Ok(plugin) => Ok(Active::Ready(ActiveVersion {
                 version: row.version,

@@ -26,4 +26,4 @@ pub mod tidy;
 pub mod worker;
 
 pub use rooms::{Rooms, Running};
-pub use settle::rescue;
+pub use settle::{Together, rescue};

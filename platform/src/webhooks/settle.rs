@@ -5,7 +5,12 @@
 //! once. The delivery's row is locked before its new state is decided, so a pause or a deletion at the
 //! same moment is seen.
 
+mod together;
+
 use std::time::Duration;
+
+pub use together::Together;
+pub(super) use together::takes;
 
 use super::{
     attempts::{AttemptId, HeaderView, PluginUse, Status, Trigger},

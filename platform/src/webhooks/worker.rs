@@ -10,6 +10,7 @@
 mod prepare;
 
 use std::{
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -29,12 +30,12 @@ use super::{
     repeats::{self, Repeat},
     rooms::{Rooms, Running},
     sender::{OutgoingRequest, Sender},
-    settle::{self, Settlement},
+    settle::{self, Settlement, Together},
     signature::EndpointSecret,
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
-    db::{Db, JsonText, Sealer, Timestamp, fetch_optional},
+    db::{Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
     jobs,
     plugins::{PluginHost, PluginId},
 };
@@ -67,13 +68,19 @@ pub struct Worker {
     pub rooms: Rooms,
     /// The attempts that this process is making.
     pub running: Running,
+    /// Loads what attempts need.
+    pub loads: Loads,
+    /// Settles what was received.
+    pub together: Together,
     /// When no further attempt begins.
     pub stop: CancellationToken,
 }
 
 /// All that an attempt needs.
 #[derive(Debug, sqlx::FromRow)]
-struct Loaded {
+pub struct Loaded {
+    id: DeliveryId,
+    number: i64,
     project_id: ProjectId,
     event_id: EventId,
     event_type: String,
@@ -93,6 +100,73 @@ struct Loaded {
     secret: Option<Vec<u8>>,
     previous_secret: Option<Vec<u8>>,
     previous_secret_until: Option<Timestamp>,
+}
+
+/// Loads what attempts need; that of those which begin together in one question.
+pub type Loads = Gather<(DeliveryId, i64), Option<Loaded>>;
+
+/// Attempts in one question.
+const LARGEST_LOAD: usize = 100;
+
+/// Loads from this database.
+pub fn loads(db: Db) -> Loads {
+    Gather::new(LARGEST_LOAD, move |attempts| {
+        Box::pin(load(db.clone(), attempts))
+    })
+}
+
+macro_rules! loading {
+    ($from:literal) => {
+        concat!(
+            "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, \
+             d.is_test, CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
+             e.created_at AS happened_at, EXISTS (SELECT 1 FROM webhook_attempts a \
+             WHERE a.delivery_id = d.id AND a.number = asked.number) AS settled, \
+             w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
+             w.previous_secret, w.previous_secret_until, asked.number FROM ",
+            $from,
+            " JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id \
+             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id"
+        )
+    };
+}
+
+async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Option<Loaded>>> {
+    let mut reader = db.read().await?;
+    let mut rows: Vec<Loaded> = Vec::new();
+    if let Conn::Postgres(conn) = reader.conn() {
+        let (ids, numbers): (Vec<uuid::Uuid>, Vec<i64>) = attempts
+            .iter()
+            .map(|(id, number)| (uuid::Uuid::from(*id), *number))
+            .unzip();
+        let found = sqlx::query_as(loading!(
+            "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
+        ))
+        .bind(ids)
+        .bind(numbers)
+        .fetch_all(conn)
+        .await;
+        reader.settled();
+        rows = found?;
+    } else {
+        for (id, number) in &attempts {
+            rows.extend(fetch_optional!(
+                &mut reader,
+                Loaded,
+                loading!("(SELECT $1 AS id, $2 AS number) AS asked"),
+                *id,
+                *number
+            )?);
+        }
+    }
+    let mut rows: HashMap<_, _> = rows
+        .into_iter()
+        .map(|row| ((row.id, row.number), row))
+        .collect();
+    Ok(attempts
+        .iter()
+        .map(|attempt| rows.remove(attempt))
+        .collect())
 }
 
 /// What an endpoint's sealed and optional columns open to.
@@ -129,7 +203,7 @@ impl Worker {
             Ok(room) => room,
             Err(at) => return self.put_off(job, at).await,
         };
-        let Some(loaded) = self.load(job.delivery_id, job.number).await? else {
+        let Some(loaded) = self.loads.get((job.delivery_id, job.number)).await? else {
             return Ok(());
         };
         if loaded.settled {
@@ -139,7 +213,7 @@ impl Worker {
             if let Some(why) = repeat.refused(loaded.enabled) {
                 let now = Timestamp::now();
                 let settlement = Self::failed(job, &loaded, now, why.to_owned(), None);
-                self.settle(&settlement).await;
+                self.settle(settlement).await;
                 return Ok(());
             }
         } else {
@@ -156,7 +230,7 @@ impl Worker {
                 let now = Timestamp::now();
                 let settlement =
                     Self::failed(job, &loaded, now, format!("internal: {error}"), None);
-                self.settle(&settlement).await;
+                self.settle(settlement).await;
                 return Ok(());
             }
         };
@@ -185,7 +259,7 @@ impl Worker {
             }
         };
         room.took(settlement.duration);
-        self.settle(&settlement).await;
+        self.settle(settlement).await;
         Ok(())
     }
 
@@ -196,24 +270,6 @@ impl Worker {
         } else {
             settle::put_off(&self.db, job.delivery_id, at).await
         }
-    }
-
-    async fn load(&self, delivery: DeliveryId, number: i64) -> sqlx::Result<Option<Loaded>> {
-        let mut reader = self.db.read().await?;
-        fetch_optional!(
-            &mut reader,
-            Loaded,
-            "SELECT d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, d.is_test, \
-             CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
-             e.created_at AS happened_at, \
-             EXISTS (SELECT 1 FROM webhook_attempts a WHERE a.delivery_id = d.id AND a.number = $2) AS settled, \
-             w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
-             w.previous_secret, w.previous_secret_until \
-             FROM webhook_deliveries d JOIN events e ON e.id = d.event_id \
-             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id WHERE d.id = $1",
-            delivery,
-            number
-        )
     }
 
     fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {
@@ -358,7 +414,13 @@ impl Worker {
     }
 
     /// Settles, however long the database is away.
-    async fn settle(&self, settlement: &Settlement) {
+    async fn settle(&self, settlement: Settlement) {
+        let settlement = Arc::new(settlement);
+        if settle::takes(&self.db, &settlement)
+            && self.together.commit(settlement.clone()).await.is_ok()
+        {
+            return;
+        }
         jobs::until_done("recording an attempt", || {
             settlement.commit(&self.db, &self.ladder)
         })
