@@ -38,16 +38,17 @@ use crate::{
     webhooks::{
         Rooms, Running,
         attempts::{self, AttemptsApi},
+        chores::Chore,
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
         endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
+        redeliveries::{self, RedeliveriesApi},
         repeats::RepeatsApi,
         sender::{Sender, SenderError},
         target::TargetPolicy,
-        tidy::{self, TidyEndpoint},
         worker::Worker,
     },
 };
@@ -111,6 +112,7 @@ pub fn lists() -> Vec<ListTexts> {
         deliveries::lists(),
         attempts::lists(),
         dead_letters::lists(),
+        redeliveries::lists(),
         inspector::lists(),
         plugins::lists(),
     ]
@@ -127,6 +129,7 @@ type PublicApi = (
     RepeatsApi,
     AttemptsApi,
     DeadLettersApi,
+    RedeliveriesApi,
     PluginsApi,
     InspectorApi,
 );
@@ -154,6 +157,7 @@ fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<Publ
         },
         AttemptsApi { db: db.clone() },
         DeadLettersApi { db: db.clone() },
+        RedeliveriesApi { db: db.clone() },
         PluginsApi { db: db.clone() },
         InspectorApi {
             db: db.clone(),
@@ -361,13 +365,9 @@ impl App {
             let plugins = plugins.clone();
             Box::pin(async move { plugins.compile(job).await })
         });
-        let tidied = db.clone();
-        let tidying: jobs::Handler<TidyEndpoint> = Arc::new(move |job| {
-            let db = tidied.clone();
-            Box::pin(async move {
-                jobs::until_done("tidy-endpoint", || tidy::all(&db, job.endpoint_id)).await;
-            })
-        });
+        let of_chores = db.clone();
+        let chores: jobs::Handler<Chore> =
+            Arc::new(move |chore| Box::pin(chore.run(of_chores.clone())));
         let concurrency = config.webhooks.concurrency;
         together([
             jobs::run(db.clone(), concurrency, deliver, stop.clone())
@@ -376,7 +376,7 @@ impl App {
             jobs::run(db.clone(), 2, compile, stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 2, tidying, stop.clone())
+            jobs::run(db.clone(), 4, chores, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             sweep::run(db, &self.idempotency, stop)

@@ -8,7 +8,7 @@ use crate::{
     contract::idempotency::Idempotency,
     db::{Db, Timestamp},
     jobs,
-    webhooks::rescue,
+    webhooks::{redeliveries, rescue},
 };
 
 /// How often the sweeps run.
@@ -16,6 +16,9 @@ const EVERY: Duration = Duration::from_secs(15);
 
 /// How long a delivery may be due before somebody asks where its job is.
 const OVERDUE: Duration = Duration::from_secs(30);
+
+/// How long a redelivery in bulk may stand still.
+const STALLED: Duration = Duration::from_mins(1);
 
 /// Rows that one transaction of a sweep touches at most.
 const BATCH: i64 = 1_000;
@@ -40,6 +43,11 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
                 );
             }
             Err(error) => tracing::warn!(%error, "the sweep for lost jobs failed"),
+        }
+        match redeliveries::rescue(db, STALLED).await {
+            Ok(0) => {}
+            Ok(lost) => tracing::error!(lost, "redeliveries had stopped; they go on"),
+            Err(error) => tracing::warn!(%error, "the sweep for stopped redeliveries failed"),
         }
         tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
     }

@@ -5,6 +5,7 @@
 //! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows.
 
 pub mod attempts;
+pub mod chores;
 pub mod custom_headers;
 pub mod dead_letters;
 pub mod deliveries;
@@ -16,13 +17,14 @@ pub mod inspector;
 pub mod ladder;
 pub mod patterns;
 pub mod payload;
+pub mod redeliveries;
 pub mod repeats;
 mod rooms;
 pub mod sender;
 mod settle;
 pub mod signature;
 pub mod target;
-pub mod tidy;
+mod tidy;
 pub mod worker;
 
 pub use rooms::{Rooms, Running};

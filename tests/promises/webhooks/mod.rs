@@ -9,6 +9,7 @@ mod events;
 mod faults;
 mod ladder;
 mod outcomes;
+mod redelivery;
 mod repeats;
 mod targets;
 
