@@ -307,6 +307,8 @@ fn every_built_in_event_is_a_webhook_of_the_spec() {
         "subscription.created",
         "subscription.cancelled",
         "webhook.test",
+        "endpoint.failing",
+        "endpoint.disabled",
     ] {
         let webhook = webhooks
             .get(event_type)

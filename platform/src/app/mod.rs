@@ -48,6 +48,7 @@ use crate::{
         redeliveries::{self, RedeliveriesApi},
         repeats::RepeatsApi,
         sender::{Sender, SenderError},
+        signals,
         target::TargetPolicy,
         worker::Worker,
     },
@@ -100,6 +101,7 @@ pub fn event_types() -> Vec<EventType> {
     ];
     types.extend(event_types::announced());
     types.extend(event_types::general());
+    types.extend(signals::event_types());
     types
 }
 

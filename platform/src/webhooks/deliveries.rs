@@ -247,7 +247,7 @@ pub(super) async fn create(
     endpoint: EndpointId,
     state: State,
     is_test: bool,
-) -> Result<(DeliveryId, RequestId), ApiError> {
+) -> sqlx::Result<(DeliveryId, RequestId)> {
     let id = DeliveryId::generate();
     let request_id = RequestId::generate();
     let due = (state == State::Pending).then_some(event.created_at);
@@ -280,8 +280,7 @@ pub(super) async fn create(
             }],
             due,
         )
-        .await
-        .map_err(sqlx::Error::from)?;
+        .await?;
     }
     Ok((id, request_id))
 }

@@ -133,7 +133,7 @@ pub async fn publish(
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
     let event = insert(on, project, event_type.to_owned(), RawJson(data)).await?;
-    fan_out(on, &event, None).await
+    fan_out(on, &event, None).await.map_err(ApiError::from)
 }
 
 #[derive(sqlx::FromRow)]
@@ -176,7 +176,7 @@ pub(super) async fn fan_out(
     on: &mut impl Queryable,
     event: &Event,
     except: Option<EndpointId>,
-) -> Result<(), ApiError> {
+) -> sqlx::Result<()> {
     let targets = fetch_all!(
         on,
         Target,

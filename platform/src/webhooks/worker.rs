@@ -86,6 +86,7 @@ struct Loaded {
     happened_at: Timestamp,
     settled: bool,
     enabled: Option<bool>,
+    failing_since: Option<Timestamp>,
     url: Option<String>,
     plugin_id: Option<PluginId>,
     plugin_config: Option<String>,
@@ -207,7 +208,7 @@ impl Worker {
              CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
              e.created_at AS happened_at, \
              EXISTS (SELECT 1 FROM webhook_attempts a WHERE a.delivery_id = d.id AND a.number = $2) AS settled, \
-             w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
+             w.enabled, w.failing_since, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
              w.previous_secret, w.previous_secret_until \
              FROM webhook_deliveries d JOIN events e ON e.id = d.event_id \
              LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id WHERE d.id = $1",
@@ -354,6 +355,7 @@ impl Worker {
             plugin,
             started_at,
             outcome: ladder::Outcome::PluginFailed,
+            was_failing: loaded.failing_since.is_some(),
         }
     }
 

@@ -11,6 +11,8 @@ mod ladder;
 mod outcomes;
 mod redelivery;
 mod repeats;
+mod retention;
+mod signals;
 mod targets;
 
 use crate::harness::api::{Answer, Api};
