@@ -2,7 +2,9 @@
 //!
 //! `events::publish` writes an event and its deliveries in the caller's transaction; the [`worker`]
 //! makes each attempt: [`payload`] → the tenant's plugin → [`headers`] and [`signature`] → [`target`]
-//! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows.
+//! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows. Beside the ladder
+//! people send again by [`repeats`] and [`redeliveries`]; [`signals`] tell tenants of endpoints that
+//! fail, [`gauges`] tell operators of the queue, and [`retention`] removes what has had its time.
 
 pub mod attempts;
 pub mod chores;
