@@ -38,6 +38,8 @@ CREATE INDEX webhook_dead_letters_by_status_walk
 CREATE INDEX webhook_dead_letters_by_type_walk
     ON webhook_dead_letters (project_id, event_type, created_at, id);
 CREATE INDEX webhook_dead_letters_by_age ON webhook_dead_letters (created_at);
+CREATE INDEX webhook_dead_letters_resolved ON webhook_dead_letters (resolved_at)
+    WHERE resolved_at IS NOT NULL;
 
 -- A redelivery in bulk: its filter, how far it has come (the last letter it looked at), and which of
 -- its jobs counts.

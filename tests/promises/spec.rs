@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
 /// What is served now, by the path below `/public/v1`.
-const OPERATIONS: [(&str, &[&str]); 26] = [
+const OPERATIONS: [(&str, &[&str]); 30] = [
     ("/contacts", &["post", "get"]),
     ("/contacts/{id}", &["get", "patch", "delete"]),
     ("/contacts/count", &["get"]),
@@ -31,6 +31,10 @@ const OPERATIONS: [(&str, &[&str]); 26] = [
     ("/webhook-attempts", &["get"]),
     ("/webhook-dead-letters", &["get"]),
     ("/webhook-dead-letters/{id}", &["get"]),
+    ("/webhook-dead-letters/{id}/redeliver", &["post"]),
+    ("/webhook-dead-letters/redeliver", &["post"]),
+    ("/webhook-redeliveries", &["get"]),
+    ("/webhook-redeliveries/{id}", &["get"]),
     ("/plugins", &["post", "get"]),
     ("/plugins/{id}", &["get", "patch", "delete"]),
     ("/plugins/{id}/versions", &["post", "get"]),
@@ -192,6 +196,7 @@ fn every_list_names_its_cursor_parameters() {
             "/webhook-deliveries/{id}/attempts",
             "/webhook-attempts",
             "/webhook-dead-letters",
+            "/webhook-redeliveries",
             "/plugins",
             "/plugins/{id}/versions",
             "/inspector/bins",
@@ -302,6 +307,8 @@ fn every_built_in_event_is_a_webhook_of_the_spec() {
         "subscription.created",
         "subscription.cancelled",
         "webhook.test",
+        "endpoint.failing",
+        "endpoint.disabled",
     ] {
         let webhook = webhooks
             .get(event_type)

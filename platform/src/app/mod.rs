@@ -40,16 +40,18 @@ use crate::{
     webhooks::{
         Rooms, Running, Together,
         attempts::{self, AttemptsApi},
+        chores::Chore,
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
         endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
+        redeliveries::{self, RedeliveriesApi},
         repeats::RepeatsApi,
         sender::{Sender, SenderError},
+        signals,
         target::TargetPolicy,
-        tidy::{self, TidyEndpoint},
         worker::{self, Worker},
     },
 };
@@ -104,6 +106,7 @@ pub fn event_types() -> Vec<EventType> {
     ];
     types.extend(event_types::announced());
     types.extend(event_types::general());
+    types.extend(signals::event_types());
     types
 }
 
@@ -116,6 +119,7 @@ pub fn lists() -> Vec<ListTexts> {
         deliveries::lists(),
         attempts::lists(),
         dead_letters::lists(),
+        redeliveries::lists(),
         inspector::lists(),
         plugins::lists(),
     ]
@@ -142,6 +146,7 @@ type PublicApi = (
     RepeatsApi,
     AttemptsApi,
     DeadLettersApi,
+    RedeliveriesApi,
     PluginsApi,
     InspectorApi,
 );
@@ -169,6 +174,7 @@ fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<Publ
         },
         AttemptsApi { db: db.clone() },
         DeadLettersApi { db: db.clone() },
+        RedeliveriesApi { db: db.clone() },
         PluginsApi { db: db.clone() },
         InspectorApi {
             db: db.clone(),
@@ -398,13 +404,9 @@ impl App {
             let plugins = plugins.clone();
             Box::pin(async move { plugins.compile(job).await })
         });
-        let tidied = db.clone();
-        let tidying: jobs::Handler<TidyEndpoint> = Arc::new(move |job| {
-            let db = tidied.clone();
-            Box::pin(async move {
-                jobs::until_done("tidy-endpoint", || tidy::all(&db, job.endpoint_id)).await;
-            })
-        });
+        let of_chores = db.clone();
+        let chores: jobs::Handler<Chore> =
+            Arc::new(move |chore| Box::pin(chore.run(of_chores.clone())));
         let concurrency = config.webhooks.concurrency;
         together([
             jobs::run(db.clone(), concurrency, deliver, stop.clone())
@@ -413,7 +415,7 @@ impl App {
             jobs::run(db.clone(), 2, compile, stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 2, tidying, stop.clone())
+            jobs::run(db.clone(), 4, chores, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             sweep::run(db, &self.idempotency, stop)

@@ -8,7 +8,10 @@ use crate::{
     contract::idempotency::Idempotency,
     db::{Db, Timestamp},
     jobs,
-    webhooks::rescue,
+    webhooks::{
+        endpoints, gauges, redeliveries, rescue,
+        retention::{self, Retention},
+    },
 };
 
 /// How often the sweeps run.
@@ -17,19 +20,24 @@ const EVERY: Duration = Duration::from_secs(15);
 /// How long a delivery may be due before somebody asks where its job is.
 const OVERDUE: Duration = Duration::from_secs(30);
 
+/// How long a redelivery in bulk may stand still.
+const STALLED: Duration = Duration::from_mins(1);
+
 /// Rows that one transaction of a sweep touches at most.
 const BATCH: i64 = 1_000;
 
+/// Batches of one kind in one sweep at most: a backlog is worked off over several.
+const BATCHES: usize = 200;
+
 /// Removes what has had its time, and looks for what was lost.
 pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationToken) {
+    let mut retention = Retention::default();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(EVERY) => {}
         }
         let began = Timestamp::now();
-        let expired = until_small(BATCH, || idempotency.sweep(BATCH)).await;
-        let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
         match rescue(db, OVERDUE, BATCH).await {
             Ok(0) => {}
             Ok(lost) => {
@@ -41,28 +49,50 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
             }
             Err(error) => tracing::warn!(%error, "the sweep for lost jobs failed"),
         }
-        tracing::debug!(expired, finished, took = ?Timestamp::now().since(began), "swept");
+        match redeliveries::rescue(db, STALLED).await {
+            Ok(0) => {}
+            Ok(lost) => tracing::error!(lost, "redeliveries had stopped; they go on"),
+            Err(error) => tracing::warn!(%error, "the sweep for stopped redeliveries failed"),
+        }
+        if let Err(error) = gauges::observe(db).await {
+            tracing::warn!(%error, "the gauges could not be read");
+        }
+        let expired = until_small(BATCH, || idempotency.sweep(BATCH)).await;
+        let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
+        let attempts = until_small(BATCH, || retention::attempts(db, BATCH)).await;
+        let letters = until_small(BATCH, || retention::dead_letters(db, BATCH)).await;
+        let others = retention.sweep(db, BATCH).await;
+        let secrets = endpoints::forget_secrets(db).await;
+        let failed = [others.as_ref().err(), secrets.as_ref().err()];
+        for error in failed.into_iter().flatten() {
+            tracing::warn!(%error, "a sweep failed");
+        }
+        tracing::debug!(
+            expired, finished, attempts, letters, ?others, ?secrets,
+            took = ?Timestamp::now().since(began), "swept"
+        );
     }
 }
 
-/// Repeats a batch until one comes back small; how much there was.
+/// Repeats a batch until one comes back small, within bounds; how much there was.
 async fn until_small<F: Future<Output = sqlx::Result<u64>>>(
     batch: i64,
     step: impl Fn() -> F,
 ) -> u64 {
     let mut all = 0;
-    loop {
+    for _ in 0..BATCHES {
         match step().await {
             Ok(some) => {
                 all += some;
                 if some < batch.unsigned_abs() {
-                    return all;
+                    break;
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, "a sweep failed");
-                return all;
+                break;
             }
         }
     }
+    all
 }

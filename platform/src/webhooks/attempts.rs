@@ -236,7 +236,7 @@ pub struct AttemptsApi {
 impl AttemptsApi {
     /// List attempts
     ///
-    /// Of all deliveries, newest first.
+    /// Of all deliveries, newest first. Attempts are kept for 14 days.
     #[oai(
         path = "/webhook-attempts",
         method = "get",

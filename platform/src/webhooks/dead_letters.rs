@@ -13,6 +13,7 @@ use super::{attempts::time, deliveries::DeliveryId, endpoints::EndpointId, event
 use crate::{
     contract::{
         ApiError, Caller, Reply,
+        auth::ProjectId,
         cursor::Position,
         page::{self, Filter, ListTexts, Listed, Page, PageRequest},
         spec::Tag,
@@ -221,18 +222,25 @@ impl DeadLettersApi {
         id: Path<DeadLetterId>,
     ) -> Result<Reply<DeadLetter>, ApiError> {
         let mut reader = self.db.read().await?;
-        let letter = fetch_optional!(
-            &mut reader,
-            DeadLetterRow,
-            "SELECT id, delivery_id, event_id, event_type, endpoint_id, reason, attempts, status, \
-             resolved_at, created_at FROM webhook_dead_letters WHERE project_id = $1 AND id = $2",
-            caller.project,
-            id.0
-        )?;
-        Ok(Reply(show(
-            letter.ok_or_else(|| ApiError::not_found("dead letter"))?,
-        )?))
+        Ok(Reply(find(&mut reader, caller.project, id.0).await?))
     }
+}
+
+/// Finds a dead letter of a project.
+pub(super) async fn find(
+    on: &mut impl Queryable,
+    project: ProjectId,
+    id: DeadLetterId,
+) -> Result<DeadLetter, ApiError> {
+    let row = fetch_optional!(
+        on,
+        DeadLetterRow,
+        "SELECT id, delivery_id, event_id, event_type, endpoint_id, reason, attempts, status, \
+         resolved_at, created_at FROM webhook_dead_letters WHERE project_id = $1 AND id = $2",
+        project,
+        id
+    )?;
+    show(row.ok_or_else(|| ApiError::not_found("dead letter"))?)
 }
 
 /// The query texts of this resource's lists.

@@ -247,7 +247,7 @@ pub(super) async fn create(
     endpoint: EndpointId,
     state: State,
     is_test: bool,
-) -> Result<(DeliveryId, RequestId), ApiError> {
+) -> sqlx::Result<(DeliveryId, RequestId)> {
     let id = DeliveryId::generate();
     let request_id = RequestId::generate();
     let due = (state == State::Pending).then_some(event.created_at);
@@ -280,8 +280,7 @@ pub(super) async fn create(
             }],
             due,
         )
-        .await
-        .map_err(sqlx::Error::from)?;
+        .await?;
     }
     Ok((id, request_id))
 }
@@ -291,7 +290,7 @@ pub(super) async fn create_all(
     on: &mut impl Queryable,
     event: &Event,
     endpoints: &[(EndpointId, State)],
-) -> Result<(), ApiError> {
+) -> sqlx::Result<()> {
     if !on.is_postgres() {
         for (endpoint, state) in endpoints {
             create(on, event, *endpoint, *state, false).await?;
@@ -343,9 +342,7 @@ pub(super) async fn create_all(
             repeat: None,
         })
         .collect();
-    jobs::enqueue(on, &jobs, event.created_at)
-        .await
-        .map_err(sqlx::Error::from)?;
+    jobs::enqueue(on, &jobs, event.created_at).await?;
     Ok(())
 }
 

@@ -520,6 +520,19 @@ pub async fn disable(on: &mut impl Queryable, id: EndpointId, reason: &str) -> s
     )
 }
 
+/// Forgets secrets whose overlap has ended; how many there were.
+pub async fn forget_secrets(db: &Db) -> sqlx::Result<u64> {
+    let mut tx = db.begin().await?;
+    let forgotten = execute!(
+        &mut tx,
+        "UPDATE webhook_endpoints SET previous_secret = NULL, previous_secret_until = NULL \
+         WHERE previous_secret_until < $1",
+        Timestamp::now()
+    )?;
+    tx.commit().await?;
+    Ok(forgotten)
+}
+
 /// The query texts of this resource's lists.
 pub fn lists() -> Vec<ListTexts> {
     vec![page::texts::<EndpointRow>(&[])]

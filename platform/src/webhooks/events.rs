@@ -216,7 +216,7 @@ pub(super) async fn fan_out(
     on: &mut impl Queryable,
     event: &Event,
     except: Option<EndpointId>,
-) -> Result<(), ApiError> {
+) -> sqlx::Result<()> {
     let targets = targets(on, event.project_id).await?;
     deliver(on, event, targets, except).await
 }
@@ -235,7 +235,7 @@ async fn deliver(
     event: &Event,
     targets: Vec<Target>,
     except: Option<EndpointId>,
-) -> Result<(), ApiError> {
+) -> sqlx::Result<()> {
     let mut listening = Vec::new();
     for target in targets {
         if !target.event_types.0.matches(&event.event_type) || Some(target.id) == except {

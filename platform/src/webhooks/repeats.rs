@@ -187,9 +187,10 @@ async fn plan(
     let (number,) = fetch_one!(
         work,
         (i64,),
-        "UPDATE webhook_deliveries SET next_number = next_number + 1 WHERE id = $1 \
+        "UPDATE webhook_deliveries SET next_number = next_number + 1, updated_at = $2 WHERE id = $1 \
          RETURNING next_number - 1",
-        id
+        id,
+        Timestamp::now()
     )?;
     let planned = PlannedAttempt {
         number,

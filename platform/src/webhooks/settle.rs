@@ -19,7 +19,7 @@ use super::{
     endpoints::{self, EndpointId},
     events::EventId,
     ladder::{self, DeadReason, Next, Outcome},
-    repeats, tidy,
+    repeats, signals,
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
@@ -51,6 +51,8 @@ pub(super) struct Settlement {
     pub(super) plugin: Option<PluginUse>,
     pub(super) started_at: Timestamp,
     pub(super) outcome: Outcome,
+    /// Whether the endpoint counted as failing when the attempt began.
+    pub(super) was_failing: bool,
 }
 
 #[derive(sqlx::FromRow)]
@@ -76,9 +78,24 @@ impl Settlement {
         if self.insert_attempt(&mut tx).await? == 0 {
             return tx.rollback().await;
         }
+        // What concerns the endpoint comes first: whoever locks both locks it before the delivery.
+        if self.trigger != Trigger::Redirect {
+            signals::recovered(self, &mut tx).await?;
+        }
         if matches!(self.trigger, Trigger::Manual | Trigger::Redirect) {
             repeats::settle(self, &mut tx).await?;
             return tx.commit().await;
+        }
+        let step = u32::try_from(self.step).unwrap_or(u32::MAX);
+        let mut next = ladder::next(&self.outcome, step, ladder);
+        if self.trigger == Trigger::Ladder {
+            signals::after(self, &mut tx, next).await?;
+        } else if next != Next::Done {
+            // A test is one attempt, whatever comes of it.
+            next = Next::Dead {
+                reason: DeadReason::Exhausted,
+                disable_endpoint: false,
+            };
         }
         // Locked by reading: one update less, and each touches every index of the table.
         let text = match tx.conn() {
@@ -91,17 +108,6 @@ impl Settlement {
         };
         let locked = fetch_optional!(&mut tx, Locked, text, self.delivery)?;
         if let Some(locked) = locked {
-            let step = u32::try_from(self.step).unwrap_or(u32::MAX);
-            let next = match ladder::next(&self.outcome, step, ladder) {
-                // A test is one attempt, whatever comes of it.
-                Next::At { .. } | Next::Dead { .. } if self.trigger == Trigger::Test => {
-                    Next::Dead {
-                        reason: DeadReason::Exhausted,
-                        disable_endpoint: false,
-                    }
-                }
-                next => next,
-            };
             self.apply(&mut tx, &locked, next).await?;
         }
         tx.commit().await
@@ -156,14 +162,7 @@ impl Settlement {
                 after.next_number += 1;
                 after.step += 1;
             }
-            Next::Dead {
-                disable_endpoint, ..
-            } => {
-                if disable_endpoint {
-                    endpoints::disable(tx, self.endpoint, "gone").await?;
-                    tidy::later(tx, self.endpoint).await?;
-                }
-            }
+            Next::Dead { .. } => {}
         }
         // What happened to the delivery while the request was out stands: a pause lets it wait unless
         // it was received, a cancellation is final.
@@ -225,6 +224,15 @@ impl Settlement {
         .map(drop)
     }
 
+    /// What was seen of a failure.
+    pub(super) fn seen(&self) -> String {
+        match (self.status_code, &self.error) {
+            (Some(code), _) => format!("status {code}"),
+            (None, Some(error)) => storable(error),
+            (None, None) => String::new(),
+        }
+    }
+
     async fn insert_dead_letter(
         &self,
         tx: &mut Tx,
@@ -232,15 +240,11 @@ impl Settlement {
         attempts: i64,
         now: Timestamp,
     ) -> sqlx::Result<u64> {
-        let seen = match (self.status_code, &self.error) {
-            (Some(code), _) => format!("status {code}"),
-            // The kind of error may be the reason itself; it is said once.
-            (None, Some(error)) => error
-                .trim_start_matches(reason.as_str())
-                .trim_start_matches(": ")
-                .to_owned(),
-            (None, None) => String::new(),
-        };
+        // The kind of error may be the reason itself; it is said once.
+        let seen = self.seen();
+        let seen = seen
+            .trim_start_matches(reason.as_str())
+            .trim_start_matches(": ");
         execute!(
             tx,
             "INSERT INTO webhook_dead_letters \
@@ -252,7 +256,7 @@ impl Settlement {
             self.event,
             &self.event_type,
             self.endpoint,
-            storable(&format!("{}: {seen}", reason.as_str())),
+            format!("{}: {seen}", reason.as_str()),
             attempts,
             now
         )

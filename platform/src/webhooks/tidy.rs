@@ -4,40 +4,22 @@
 //! changes the endpoint, so that whoever asks next sees it, the others by a job. Each batch looks at
 //! the endpoint anew, so the last change counts.
 
-use serde::{Deserialize, Serialize};
-
 use super::{
+    chores::Chore,
     deliveries::{DeliverWebhook, Planned},
     endpoints::{self, EndpointId},
 };
 use crate::{
     db::{Db, Queryable, Timestamp, execute, fetch_all},
-    jobs::{self, Job},
+    jobs,
 };
-
-/// The job that does for all open deliveries of an endpoint what its resumption or deletion means.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TidyEndpoint {
-    /// Which endpoint.
-    pub endpoint_id: EndpointId,
-}
-
-impl Job for TidyEndpoint {
-    const QUEUE: &'static str = "tidy-endpoint";
-
-    fn unique_key(&self) -> Option<String> {
-        None
-    }
-}
 
 /// Deliveries that one transaction of a tidying touches at most.
 const BATCH: i64 = 1_000;
 
 /// Has the open deliveries of an endpoint seen to, once the caller's transaction commits.
-pub(super) async fn later(on: &mut impl Queryable, endpoint_id: EndpointId) -> sqlx::Result<()> {
-    jobs::enqueue(on, &[TidyEndpoint { endpoint_id }], Timestamp::now())
-        .await
-        .map_err(sqlx::Error::from)
+pub(super) async fn later(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
+    Chore::Tidy { endpoint }.enqueue(on, Timestamp::now()).await
 }
 
 /// Sees to a first batch of the open deliveries of an endpoint within the caller's transaction, and

@@ -93,6 +93,7 @@ pub struct Loaded {
     happened_at: Timestamp,
     settled: bool,
     enabled: Option<bool>,
+    failing_since: Option<Timestamp>,
     url: Option<String>,
     plugin_id: Option<PluginId>,
     plugin_config: Option<String>,
@@ -122,7 +123,7 @@ macro_rules! loading {
              d.is_test, CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
              e.created_at AS happened_at, EXISTS (SELECT 1 FROM webhook_attempts a \
              WHERE a.delivery_id = d.id AND a.number = asked.number) AS settled, \
-             w.enabled, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
+             w.enabled, w.failing_since, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
              w.previous_secret, w.previous_secret_until, asked.number FROM ",
             $from,
             " JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id \
@@ -410,6 +411,7 @@ impl Worker {
             plugin,
             started_at,
             outcome: ladder::Outcome::PluginFailed,
+            was_failing: loaded.failing_since.is_some(),
         }
     }
 

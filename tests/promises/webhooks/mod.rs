@@ -9,7 +9,10 @@ mod events;
 mod faults;
 mod ladder;
 mod outcomes;
+mod redelivery;
 mod repeats;
+mod retention;
+mod signals;
 mod targets;
 
 use crate::harness::api::{Answer, Api};

@@ -45,6 +45,8 @@ pub(in crate::webhooks) fn takes(db: &Db, settlement: &Settlement) -> bool {
     matches!(db, Db::Postgres(_))
         && settlement.outcome == Outcome::Delivered
         && settlement.trigger == Trigger::Ladder
+        // The success that ends an episode of failures is told of.
+        && !settlement.was_failing
 }
 
 async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<()>> {
