@@ -15,6 +15,7 @@
 //! | [`db`] | the only room that knows there are two databases |
 //! | [`shared`] | what nodes share through Redis, and a circuit in front of a store |
 //! | [`config`] | typed settings |
+//! | `fuzzing` | in tests and fuzz builds alone: what must hold for whatever bytes come in |
 
 pub mod app;
 pub mod cli;
@@ -22,6 +23,8 @@ pub mod config;
 pub mod console;
 pub mod contract;
 pub mod db;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod jobs;
 pub mod plugins;
 pub mod resources;

@@ -87,15 +87,14 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let mut pointer = pointer(error.path());
         let message = error.inner().to_string();
         let detail = message
             .rsplit_once(" at line ")
             .map_or(&*message, |(detail, _)| detail);
+        let mut pointer = pointer(error.path(), detail);
         // serde reports a missing or unknown member at the object that should or should not have it.
-        if let Some(name) = backquoted(detail, "missing field `").or_else(|| {
-            backquoted(detail, "unknown field `")
-                .filter(|name| !pointer.ends_with(&format!("/{}", escape(name))))
+        if let Some(name) = missing(detail).or_else(|| {
+            unknown(detail).filter(|name| !pointer.ends_with(&format!("/{}", escape(name))))
         }) {
             pointer = format!("{pointer}/{}", escape(name));
         }
@@ -103,12 +102,26 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-fn backquoted<'t>(text: &'t str, before: &str) -> Option<&'t str> {
-    text.strip_prefix(before)?.split('`').next()
+fn missing(detail: &str) -> Option<&str> {
+    detail.strip_prefix("missing field `")?.split('`').next()
 }
 
-fn pointer(path: &serde_path_to_error::Path) -> String {
-    path.iter()
+/// The name is the client's and may have backquotes of its own; what comes after it is serde's.
+fn unknown(detail: &str) -> Option<&str> {
+    let rest = detail.strip_prefix("unknown field `")?;
+    let end = ["`, expected ", "`, there are no fields"]
+        .iter()
+        .find_map(|after| rest.rfind(after))?;
+    Some(&rest[..end])
+}
+
+fn pointer(path: &serde_path_to_error::Path, detail: &str) -> String {
+    // A variant that came as bare text is no member: the place is that of the text.
+    let is_text = detail.starts_with("invalid type: unit variant, ");
+    let mut segments: Vec<_> = path.iter().collect();
+    segments.pop_if(|last| is_text && matches!(last, Segment::Enum { .. }));
+    segments
+        .into_iter()
         .filter_map(|segment| match segment {
             Segment::Seq { index } => Some(format!("/{index}")),
             Segment::Map { key } => Some(format!("/{}", escape(key))),
@@ -412,6 +425,14 @@ mod tests {
     #[allow(dead_code, reason = "read by the deserializer alone")]
     struct Inner {
         list: Vec<u8>,
+        choice: Option<Choice>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    #[allow(dead_code, reason = "read by the deserializer alone")]
+    enum Choice {
+        Number(u8),
     }
 
     #[test]
@@ -420,7 +441,20 @@ mod tests {
             (r#"{"inner":{"list":[1,"x"]}}"#, "/inner/list/1"),
             (r#"{"inner":{}}"#, "/inner/list"),
             (r#"{"inner":{"list":[],"a/b":1}}"#, "/inner/a~1b"),
+            ("{\"inner\":{\"list\":[],\"a`b\":1}}", "/inner/a`b"),
+            (
+                "{\"a`, expected `b\":1,\"inner\":{\"list\":[]}}",
+                "/a`, expected `b",
+            ),
             (r#"{"inner":{"list":[300]}}"#, "/inner/list/0"),
+            (
+                r#"{"inner":{"list":[],"choice":{"number":300}}}"#,
+                "/inner/choice/number",
+            ),
+            (
+                r#"{"inner":{"list":[],"choice":"number"}}"#,
+                "/inner/choice",
+            ),
             ("{", ""),
             ("", ""),
             ("[{\"list\":[]}]", ""),

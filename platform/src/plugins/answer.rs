@@ -26,7 +26,7 @@ pub(super) fn check_body(body: &str, limits: &Limits) -> Result<(), PluginError>
 }
 
 /// Adds what a stage answered to the headers that there are.
-pub(super) fn merge_headers(
+pub(crate) fn merge_headers(
     headers: &mut Vec<(String, String)>,
     answered: impl IntoIterator<Item = (String, String)>,
     limits: &Limits,

@@ -5,7 +5,7 @@
 //! [`PluginEngine::load`] (each node, once per version) → [`PluginEngine::run`] (each attempt). What
 //! a plugin does can fail only its own run.
 
-mod answer;
+pub(crate) mod answer;
 mod artifact;
 mod call;
 mod compile;

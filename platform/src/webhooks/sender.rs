@@ -252,21 +252,25 @@ fn without_framing(mut headers: HeaderMap) -> HeaderMap {
 }
 
 fn judge(answer: &Answer) -> Outcome {
-    // Several values are as good as their latest: coming earlier than any of them would be too early.
-    let now = SystemTime::now();
-    let retry_after = answer
-        .headers
-        .get_all(RETRY_AFTER)
-        .iter()
-        .filter_map(|value| parse_retry_after(value.as_bytes(), now))
-        .max();
+    let retry_after = asked_wait(&answer.headers, SystemTime::now());
     match Outcome::of_status(answer.status.as_u16(), retry_after) {
         Outcome::Delivered if answer.error.is_some() => Outcome::Failed,
         outcome => outcome,
     }
 }
 
-fn recorded(headers: &HeaderMap) -> Vec<(String, String)> {
+/// The wait that an answer asks for. Several values are as good as their latest: coming earlier than
+/// any of them would be too early.
+pub(crate) fn asked_wait(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    headers
+        .get_all(RETRY_AFTER)
+        .iter()
+        .filter_map(|value| parse_retry_after(value.as_bytes(), now))
+        .max()
+}
+
+/// What is kept of an answer's headers.
+pub(crate) fn recorded(headers: &HeaderMap) -> Vec<(String, String)> {
     let mut room = MAX_HEADERS;
     headers
         .iter()

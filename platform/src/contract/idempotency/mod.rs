@@ -14,7 +14,7 @@ mod key;
 mod lease;
 #[cfg(test)]
 mod model;
-mod record;
+pub(crate) mod record;
 
 use std::{
     collections::HashSet,

@@ -143,7 +143,7 @@ impl PageRequest {
     }
 
     /// The most rows on the page.
-    pub(super) fn limit(&self) -> i64 {
+    pub(crate) fn limit(&self) -> i64 {
         self.limit
     }
 
@@ -158,7 +158,7 @@ impl PageRequest {
     }
 
     /// The `Link` to the next page: this one's address with another cursor, in cursor mode.
-    pub(super) fn link(&self, cursor: &str) -> String {
+    pub(crate) fn link(&self, cursor: &str) -> String {
         let by_offset = matches!(self.place, Place::Offset(_));
         let mut query = url::form_urlencoded::Serializer::new(String::new());
         let old = self.uri.query().unwrap_or_default();
