@@ -133,7 +133,9 @@ pub async fn publish(
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
     let event = insert(on, project, event_type.to_owned(), RawJson(data)).await?;
-    fan_out(on, &event, None).await.map_err(ApiError::from)
+    fan_out(on, &event, Audience::Listeners)
+        .await
+        .map_err(ApiError::from)
 }
 
 #[derive(sqlx::FromRow)]
@@ -171,11 +173,32 @@ pub(super) async fn insert(
     Ok(event)
 }
 
-/// Makes a delivery of an event for each endpoint that listens to it, but for one.
+/// Who gets an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Audience {
+    /// Every endpoint that listens to it.
+    Listeners,
+    /// Those that name its type or family, but for one.
+    Named {
+        /// The one.
+        except: EndpointId,
+    },
+}
+
+impl Audience {
+    fn has(self, endpoint: EndpointId, patterns: &Patterns, event_type: &str) -> bool {
+        match self {
+            Self::Listeners => patterns.matches(event_type),
+            Self::Named { except } => endpoint != except && patterns.name(event_type),
+        }
+    }
+}
+
+/// Makes a delivery of an event for each endpoint of its audience.
 pub(super) async fn fan_out(
     on: &mut impl Queryable,
     event: &Event,
-    except: Option<EndpointId>,
+    audience: Audience,
 ) -> sqlx::Result<()> {
     let targets = fetch_all!(
         on,
@@ -184,7 +207,7 @@ pub(super) async fn fan_out(
         event.project_id
     )?;
     for target in targets {
-        if !target.event_types.0.matches(&event.event_type) || Some(target.id) == except {
+        if !audience.has(target.id, &target.event_types.0, &event.event_type) {
             continue;
         }
         // One that seems disabled is looked at again, locked: a delivery that is about to wait must
@@ -239,7 +262,7 @@ impl EventsApi {
             known.check(data.as_str())?;
         }
         let event = insert(&mut work, caller.project, event_type, data).await?;
-        fan_out(&mut work, &event, None).await?;
+        fan_out(&mut work, &event, Audience::Listeners).await?;
         Ok(Created {
             location: format!("/public/v1/events/{}", event.id),
             body: event,
