@@ -5,31 +5,31 @@
 //! again. An endpoint that is enabled again releases the deliveries that waited for it.
 
 pub mod actions;
+mod checks;
+mod standing;
 
 use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    custom_headers::CustomHeaders,
-    patterns::Patterns,
-    signature::EndpointSecret,
-    target::{TargetError, TargetPolicy, parse_target},
-    tidy,
-};
+use super::{custom_headers::CustomHeaders, patterns::Patterns, signature::EndpointSecret, tidy};
 use crate::{
     contract::{
         ApiError, Body, Caller, Created, NoContent, RawJson, Reply, Work,
-        auth::ProjectId,
         cursor::Position,
         page::{self, ListTexts, Listed, Page, PageRequest},
         spec::Tag,
         text::Text,
     },
-    db::{Conn, Db, Id, JsonText, Kind, Queryable, Sealer, Timestamp, execute, fetch_optional},
+    db::{Db, Id, JsonText, Kind, Sealer, Timestamp, execute, fetch_optional},
     plugins::PluginId,
 };
+
+use checks::{check_config, check_plugin, check_url};
+
+pub(super) use standing::is_enabled_for_now;
+pub use standing::{disable, forget_secrets};
 
 /// An endpoint; names the kind of its id.
 pub struct EndpointKind;
@@ -456,81 +456,6 @@ fn show(sealer: &Sealer, row: EndpointRow) -> Result<Endpoint, ApiError> {
         created_at: row.created_at,
         updated_at: row.updated_at,
     })
-}
-
-/// Checks the form of a URL. Whether its address is allowed is judged when a webhook connects: what
-/// a name resolves to then is not known now.
-fn check_url(url: &str) -> Result<(), ApiError> {
-    match parse_target(url, TargetPolicy::default()) {
-        Ok(_) | Err(TargetError::Refused(_)) => Ok(()),
-        Err(error) => Err(ApiError::invalid_body("/url", error.to_string())),
-    }
-}
-
-fn check_config(config: Option<&RawJson>) -> Result<(), ApiError> {
-    if config.is_some_and(|config| config.as_str().len() > 65_536) {
-        return Err(ApiError::invalid_body(
-            "/plugin_config",
-            "a configuration has at most 65,536 bytes",
-        ));
-    }
-    Ok(())
-}
-
-async fn check_plugin(
-    on: &mut impl Queryable,
-    project: ProjectId,
-    plugin: PluginId,
-) -> Result<(), ApiError> {
-    // Shared, so that the plugin cannot be deleted before this endpoint that names it commits.
-    let text = match on.conn() {
-        Conn::Postgres(_) => "SELECT id FROM plugins WHERE project_id = $1 AND id = $2 FOR SHARE",
-        Conn::Sqlite(_) => "SELECT id FROM plugins WHERE project_id = $1 AND id = $2",
-    };
-    let row = fetch_optional!(on, (PluginId,), text, project, plugin)?;
-    row.map(drop).ok_or_else(|| {
-        ApiError::invalid_body("/plugin_id", "there is no such plugin in this project")
-    })
-}
-
-/// Whether an endpoint is enabled, if it is there at all; whoever would enable, disable or delete it
-/// waits until this transaction ends.
-pub(super) async fn is_enabled_for_now(
-    on: &mut impl Queryable,
-    id: EndpointId,
-) -> sqlx::Result<Option<bool>> {
-    let text = match on.conn() {
-        Conn::Postgres(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1 FOR SHARE",
-        Conn::Sqlite(_) => "SELECT enabled FROM webhook_endpoints WHERE id = $1",
-    };
-    let row = fetch_optional!(on, (bool,), text, id)?;
-    Ok(row.map(|(enabled,)| enabled))
-}
-
-/// Disables an endpoint for a reason of the platform's; its deliveries wait.
-pub async fn disable(on: &mut impl Queryable, id: EndpointId, reason: &str) -> sqlx::Result<u64> {
-    execute!(
-        on,
-        "UPDATE webhook_endpoints SET enabled = $2, disabled_reason = $3, updated_at = $4 \
-         WHERE id = $1 AND enabled",
-        id,
-        false,
-        reason,
-        Timestamp::now()
-    )
-}
-
-/// Forgets secrets whose overlap has ended; how many there were.
-pub async fn forget_secrets(db: &Db) -> sqlx::Result<u64> {
-    let mut tx = db.begin().await?;
-    let forgotten = execute!(
-        &mut tx,
-        "UPDATE webhook_endpoints SET previous_secret = NULL, previous_secret_until = NULL \
-         WHERE previous_secret_until < $1",
-        Timestamp::now()
-    )?;
-    tx.commit().await?;
-    Ok(forgotten)
 }
 
 /// The query texts of this resource's lists.

@@ -162,7 +162,7 @@ async fn publish_raw(
         event.insert(on).await?;
         targets(on, project).await?
     };
-    deliver(on, &event, targets, None).await?;
+    deliver(on, &event, targets, Audience::Listeners).await?;
     Ok(event)
 }
 
@@ -211,14 +211,35 @@ pub(super) async fn insert(
     Ok(event)
 }
 
-/// Makes a delivery of an event for each endpoint that listens to it, but for one.
+/// Who gets an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Audience {
+    /// Every endpoint that listens to it.
+    Listeners,
+    /// Those that name its type or family, but for one.
+    Named {
+        /// The one.
+        except: EndpointId,
+    },
+}
+
+impl Audience {
+    fn has(self, endpoint: EndpointId, patterns: &Patterns, event_type: &str) -> bool {
+        match self {
+            Self::Listeners => patterns.matches(event_type),
+            Self::Named { except } => endpoint != except && patterns.name(event_type),
+        }
+    }
+}
+
+/// Makes a delivery of an event for each endpoint of its audience.
 pub(super) async fn fan_out(
     on: &mut impl Queryable,
     event: &Event,
-    except: Option<EndpointId>,
+    audience: Audience,
 ) -> sqlx::Result<()> {
     let targets = targets(on, event.project_id).await?;
-    deliver(on, event, targets, except).await
+    deliver(on, event, targets, audience).await
 }
 
 async fn targets(on: &mut impl Queryable, project: ProjectId) -> sqlx::Result<Vec<Target>> {
@@ -234,11 +255,11 @@ async fn deliver(
     on: &mut impl Queryable,
     event: &Event,
     targets: Vec<Target>,
-    except: Option<EndpointId>,
+    audience: Audience,
 ) -> sqlx::Result<()> {
     let mut listening = Vec::new();
     for target in targets {
-        if !target.event_types.0.matches(&event.event_type) || Some(target.id) == except {
+        if !audience.has(target.id, &target.event_types.0, &event.event_type) {
             continue;
         }
         // One that seems disabled is looked at again, locked: a delivery that is about to wait must

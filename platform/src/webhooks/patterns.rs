@@ -20,13 +20,21 @@ impl Patterns {
 
     /// Whether an event type is among them.
     pub fn matches(&self, event_type: &str) -> bool {
-        self.0
-            .iter()
-            .any(|pattern| match pattern.strip_suffix('*') {
-                // `contact.` of `contact.*`, or nothing of `*`.
-                Some(start) => event_type.starts_with(start),
-                None => event_type == pattern,
-            })
+        self.0.iter().any(|pattern| matches(pattern, event_type))
+    }
+
+    /// Whether an event type is among them by its own name or its family's: `*` alone is not enough.
+    pub fn name(&self, event_type: &str) -> bool {
+        let mut named = self.0.iter().filter(|pattern| *pattern != "*");
+        named.any(|pattern| matches(pattern, event_type))
+    }
+}
+
+fn matches(pattern: &str, event_type: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        // `contact.` of `contact.*`, or nothing of `*`.
+        Some(start) => event_type.starts_with(start),
+        None => event_type == pattern,
     }
 }
 
@@ -87,6 +95,8 @@ mod tests {
         assert!(!some.matches("contacts.created") && !some.matches("order.paid.late"));
         assert!(patterns("[]").is_none());
         assert!(patterns(r#"["*"]"#).is_some_and(|all| all.matches("anything.at_all")));
+        let both = patterns(r#"["*", "contact.*"]"#).expect("patterns");
+        assert!(both.name("contact.created") && !both.name("order.paid"));
         assert!(patterns(r#"["con*"]"#).is_none() && patterns(r#"["*.created"]"#).is_none());
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! `endpoint.failing` once an episode: when a delivery has failed three times or is given up, unless
 //! the endpoint was failing already; a success ends the episode. `endpoint.disabled` when an answer of
-//! 410 disabled it. They go to every endpoint that listens to them but the one they tell of, and name
-//! no URL, which often is a secret between two parties. A webhook that tells of an endpoint and fails
-//! itself raises nothing further, or two endpoints could keep telling of each other for ever.
+//! 410 disabled it. They go to the endpoints that name them, `endpoint.*` or the type, but not to the one
+//! they tell of; `*` is what happens in the business, and where everything fails, everybody telling
+//! everybody would only make more dead letters. They name no URL, which often is a secret between two
+//! parties. A webhook that tells of an endpoint and fails itself raises nothing further, or two
+//! endpoints could keep telling of each other for ever.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ use super::{
     deliveries::DeliveryId,
     endpoints::{self, EndpointId},
     event_types::EventType,
-    events,
+    events::{self, Audience},
     ladder::{Next, Outcome},
     settle::Settlement,
     tidy,
@@ -60,11 +62,11 @@ pub fn event_types() -> Vec<EventType> {
     vec![
         EventType::of::<EndpointFailing>(
             FAILING,
-            "Webhooks to an endpoint of this project fail; its own endpoint is not told.",
+            "Webhooks to an endpoint of this project fail. Sent to others that name the type or `endpoint.*`.",
         ),
         EventType::of::<EndpointDisabled>(
             DISABLED,
-            "An endpoint answered 410 and was disabled; its own endpoint is not told.",
+            "An endpoint answered 410 and was disabled. Sent to others that name the type or `endpoint.*`.",
         ),
     ]
 }
@@ -145,5 +147,8 @@ async fn tell(
         .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
     let event_type = event_type.to_owned();
     let event = events::insert(tx, settlement.project, event_type, RawJson(data)).await?;
-    events::fan_out(tx, &event, Some(settlement.endpoint)).await
+    let audience = Audience::Named {
+        except: settlement.endpoint,
+    };
+    events::fan_out(tx, &event, audience).await
 }

@@ -23,6 +23,13 @@ async fn watcher(api: &Api, receiver: &Receiver) -> Endpoint {
     endpoint(api, body).await
 }
 
+/// An endpoint of the business that would be told of others.
+async fn listens_to_both(api: &Api, receiver: &Receiver, path: &str) -> Endpoint {
+    let event_types = ["order.*", "endpoint.failing", "endpoint.disabled"];
+    let body = json!({"url": receiver.url(path), "event_types": event_types});
+    endpoint(api, body).await
+}
+
 async fn failing_since(api: &Api, endpoint: &Endpoint) -> Value {
     let path = format!("/webhook-endpoints/{}", endpoint.id);
     api.get(&path).send().await.expect(200).json()["failing_since"].clone()
@@ -40,7 +47,8 @@ async fn a_failing_endpoint_is_told_to_the_others_once_an_episode(backend: Backe
     let api = server.project("shop").await.api;
     let watch = watcher(&api, &receiver).await;
     receiver.script("/hook", vec![Reply::status(500); 5]);
-    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let hook = listens_to_both(&api, &receiver, "/hook").await;
+    let business = endpoint_at(&api, &receiver.url("/business")).await;
     let event = publish(&api, "order.paid", json!({})).await;
     let told = receiver.wait_for("/watch", 1).await.remove(0);
     verify(&told, &watch.secret);
@@ -80,14 +88,15 @@ async fn a_failing_endpoint_is_told_to_the_others_once_an_episode(backend: Backe
         failing_since(&api, &hook).await.is_null().then_some(())
     })
     .await;
-    // One an episode, and never to the endpoint that it tells of, whatever that listens to.
+    // One an episode, never to the endpoint that it tells of, and to none that asked for `*` alone.
     assert_eq!(api.all("/events?type=endpoint.failing").await.len(), 2);
-    let own = format!("/webhook-deliveries?endpoint_id={}", hook.id);
-    let own = api.all(&own).await;
-    assert!(
-        own.iter()
-            .all(|delivery| delivery["event_type"] == "order.paid")
-    );
+    for untold in [&hook, &business] {
+        let path = format!("/webhook-deliveries?endpoint_id={}", untold.id);
+        let deliveries = api.all(&path).await;
+        assert_eq!(deliveries.len(), 4);
+        let mut types = deliveries.iter().map(|delivery| &delivery["event_type"]);
+        assert!(types.all(|event_type| event_type == "order.paid"));
+    }
     assert_eq!(receiver.requests_to("/watch").len(), 2);
 }
 
@@ -97,7 +106,7 @@ async fn an_endpoint_disabled_by_a_410_is_told_to_the_others(backend: Backend) {
     let api = server.project("shop").await.api;
     watcher(&api, &receiver).await;
     receiver.script("/hook", [Reply::status(410)]);
-    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let hook = listens_to_both(&api, &receiver, "/hook").await;
     let event = publish(&api, "order.paid", json!({})).await;
     let told = receiver.wait_for("/watch", 1).await.remove(0);
     assert_eq!(told.header("x-botix-event"), "endpoint.disabled");
@@ -124,7 +133,7 @@ async fn a_signal_that_fails_raises_no_further_one(backend: Backend) {
     let api = server.project("shop").await.api;
     for path in ["/one", "/two"] {
         receiver.always(path, Reply::status(403));
-        endpoint_at(&api, &receiver.url(path)).await;
+        listens_to_both(&api, &receiver, path).await;
     }
     publish(&api, "order.paid", json!({})).await;
     // Each fails for the order, is told of to the other, and that fails as well.

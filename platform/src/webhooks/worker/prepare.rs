@@ -113,7 +113,7 @@ impl Worker {
             },
             delivery: plugins::Delivery {
                 endpoint_id: loaded.endpoint_id.to_string(),
-                url: outlet.url.clone(),
+                url: loaded.url.clone().unwrap_or_default(),
                 attempt: u32::try_from(job.number).unwrap_or(u32::MAX),
                 request_id: job.request_id(loaded.request_id).to_string(),
             },
