@@ -55,6 +55,9 @@ pub struct Config {
     /// How much a project may ask.
     #[serde(default)]
     pub rate_limit: RateLimit,
+    /// How cursors are signed.
+    #[serde(default)]
+    pub cursors: Cursors,
     /// When the deprecated list mode ends.
     #[serde(default)]
     pub offset_pagination: OffsetPagination,
@@ -134,6 +137,21 @@ impl Default for RateLimit {
             requests: 6_000,
             window: Duration::from_mins(1),
         }
+    }
+}
+
+/// Settings of the keys that sign cursors.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cursors {
+    /// The numbers of the keys, derived from the master key: the first signs, a second one verifies.
+    #[serde(deserialize_with = "numbers")]
+    pub keys: Vec<u32>,
+}
+
+impl Default for Cursors {
+    fn default() -> Self {
+        Self { keys: vec![1] }
     }
 }
 
@@ -269,6 +287,12 @@ impl Config {
                 return wrong(key, "is longer than nothing");
             }
         }
+        if !matches!(self.cursors.keys.len(), 1 | 2) {
+            return wrong(
+                "cursors.keys",
+                "is the number of the key that signs, and of one more that verifies",
+            );
+        }
         let redis = self
             .redis_url
             .as_ref()
@@ -360,25 +384,34 @@ fn environment_name(path: &[String]) -> String {
     format!("BOTIX_{}", path.join("__").to_uppercase())
 }
 
+const A_DURATION: &str = "a duration is written 30s, 15m or 24h";
+
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text.trim())
-        .map_err(|_| "a duration is written 30s, 15m or 24h".to_owned())
+    humantime::parse_duration(text.trim()).map_err(|_| A_DURATION.to_owned())
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    parse_duration(&text(deserializer)?).map_err(de::Error::custom)
+    parse_duration(&text(deserializer, A_DURATION)?).map_err(de::Error::custom)
 }
 
 fn durations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Duration>, D::Error> {
-    text(deserializer)?
+    text(deserializer, A_DURATION)?
         .split(',')
         .map(parse_duration)
         .collect::<Result<_, _>>()
         .map_err(de::Error::custom)
 }
 
+fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    let wrong = "numbers are written \"2,1\"";
+    text(deserializer, wrong)?
+        .split(',')
+        .map(|number| number.trim().parse().map_err(|_| de::Error::custom(wrong)))
+        .collect()
+}
+
 /// A text, or a number that the environment provider took for one, as text.
-fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn text<'de, D: Deserializer<'de>>(deserializer: D, wrong: &str) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Text {
@@ -388,7 +421,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
     match Text::deserialize(deserializer) {
         Ok(Text::Text(text)) => Ok(text),
         Ok(Text::Number(number)) => Ok(number.to_string()),
-        Err(_) => Err(de::Error::custom("a duration is written 30s, 15m or 24h")),
+        Err(_) => Err(de::Error::custom(wrong)),
     }
 }
 

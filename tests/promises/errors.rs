@@ -18,7 +18,6 @@ on_both_databases!(
     an_action_takes_an_absent_an_empty_and_an_object_body,
     every_code_is_published,
     no_answer_shows_the_inside,
-    a_project_over_its_limit_is_told_when_to_come_back,
 );
 
 const LISTS: [&str; 8] = [
@@ -395,36 +394,4 @@ async fn no_answer_shows_the_inside(backend: Backend) {
 async fn check_untouched(api: &Api) {
     assert_eq!(api.all("/contacts").await.len(), 0);
     assert_eq!(api.all("/events").await.len(), 0);
-}
-
-async fn a_project_over_its_limit_is_told_when_to_come_back(backend: Backend) {
-    let overrides = [
-        ("BOTIX_RATE_LIMIT__REQUESTS", "3"),
-        ("BOTIX_RATE_LIMIT__WINDOW", "1h"),
-    ];
-    let server = TestServer::start(backend, &overrides).await;
-    let busy = server.project("busy").await.api;
-    let quiet = server.project("quiet").await.api;
-    for remaining in (0..3).rev() {
-        let answer = busy.get("/contacts").send().await.expect(200);
-        assert_eq!(
-            answer.header("ratelimit-policy"),
-            Some("\"default\";q=3;w=3600")
-        );
-        let standing = answer.header("ratelimit").expect("where it stands");
-        assert!(
-            standing.starts_with(&format!("\"default\";r={remaining};t=")),
-            "{standing}"
-        );
-    }
-    // The limit comes before the key: this has none.
-    let refused = busy.post("/contacts").without_key().send().await;
-    assert!(refused.header("ratelimit").is_some());
-    let wait: u64 = refused
-        .header("retry-after")
-        .and_then(|seconds| seconds.parse().ok())
-        .expect("seconds");
-    assert!((1..=1200).contains(&wait), "{wait}");
-    refused.problem("RATE_LIMITED");
-    quiet.get("/contacts").send().await.expect(200);
 }

@@ -3,8 +3,9 @@
 //! Every test starts the real `botix` program on a free port with a store of its own and talks HTTP
 //! to it; nothing is mocked and no code of the product is linked in. Faults are made from outside:
 //! a lock held by another database connection, a cut wire, a `kill -9`, a receiver that hangs.
-//! Where a promise concerns the store it runs twice, as `…::sqlite` and `…::postgres`. `PostgreSQL`
-//! comes from `tests/run`, which says where it is in `BOTIX_TEST_POSTGRES_URL`.
+//! Where a promise concerns the store it runs on each, as `…::sqlite`, `…::postgres` and, where Redis
+//! has a part in it, `…::postgres_and_redis`. `PostgreSQL` comes from `tests/run`, which says where it is
+//! in `BOTIX_TEST_POSTGRES_URL`; a test that needs a Redis starts one.
 
 mod harness;
 
@@ -19,5 +20,6 @@ mod idempotency;
 mod inspector;
 mod plugins;
 mod program;
+mod rate_limit;
 mod spec;
 mod webhooks;

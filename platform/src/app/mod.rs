@@ -24,7 +24,7 @@ use crate::{
         cursor::CursorKeys,
         deprecation::{Deprecation, Deprecations},
         error,
-        idempotency::Idempotency,
+        idempotency::{Idempotency, Protection},
         layer::Contract,
         page::{self, ListTexts, PublicUrl},
         rate_limit::RateLimits,
@@ -228,7 +228,7 @@ pub struct App {
 
 impl App {
     /// Builds the parts of a process that is reached at `local_url`, unless the settings say where.
-    pub fn new(store: Store, local_url: &str) -> Self {
+    pub fn new(store: Store, local_url: &str, protection: Protection) -> Self {
         let public_url = store
             .config
             .public_url
@@ -239,6 +239,7 @@ impl App {
         error::set_public_url(&public_url);
         let executions = TaskTracker::new();
         let idempotency = Idempotency::new(
+            protection,
             store.db.clone(),
             store.shared.clone(),
             Sealer::new(&store.master),
@@ -313,7 +314,10 @@ impl App {
         let docs = console::docs::page(&service.swagger_ui_html(), &service.spec());
         let api = service
             .with(contract)
-            .data(CursorKeys::new(&self.store.master))
+            .data(CursorKeys::new(
+                &self.store.master,
+                &self.store.config.cursors,
+            ))
             .data(PublicUrl(self.public_url.clone()))
             .data(deprecations);
         Route::new()

@@ -13,6 +13,7 @@ use super::{CommandResult, serve::stop_signal, start_log};
 use crate::{
     app::{App, Bound, Store, together},
     config::{Config, Overrides},
+    contract::idempotency::Protection,
     resources::projects,
 };
 
@@ -48,7 +49,7 @@ async fn within(folder: &Path, once: bool) -> CommandResult {
     let mut tx = store.db.begin().await?;
     let (project, key) = projects::create(&mut tx, "demo").await?;
     tx.commit().await?;
-    let app = App::new(store, &local_url);
+    let app = App::new(store, &local_url, Protection::Full);
     let stop = stop_signal()?;
     let tenant = Tenant {
         http: reqwest::Client::new(),

@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     app::{self, Role, Store},
     config::{Config, ConfigError, OffsetPagination, Overrides},
-    contract::spec::Version,
+    contract::{idempotency::Protection, spec::Version},
     plugins,
 };
 
@@ -107,6 +107,12 @@ enum Command {
         #[command(flatten)]
         settings: Settings,
     },
+    /// Run the server without idempotency, for the bench alone: it asks what the layer costs.
+    #[command(hide = true)]
+    ServeUnprotected {
+        #[command(flatten)]
+        settings: Settings,
+    },
     /// Compile a component from standard input, for the server.
     #[command(hide = true, name = plugins::COMPILE_COMMAND)]
     CompilePlugin,
@@ -155,7 +161,11 @@ async fn run(arguments: Arguments) -> CommandResult {
                 public_url,
                 ..Overrides::default()
             };
-            serve::run(settings.load(overrides)?, &roles).await
+            serve::run(settings.load(overrides)?, &roles, Protection::Full).await
+        }
+        Command::ServeUnprotected { settings } => {
+            let config = settings.load(Overrides::default())?;
+            serve::run(config, &[Role::Api, Role::Worker], Protection::None).await
         }
         Command::Migrate { settings } => Ok(Store::open(settings.load(Overrides::default())?)
             .await

@@ -8,9 +8,10 @@ use super::CommandResult;
 use crate::{
     app::{App, Bound, Role, Store, together},
     config::Config,
+    contract::idempotency::Protection,
 };
 
-pub(super) async fn run(config: Config, roles: &[Role]) -> CommandResult {
+pub(super) async fn run(config: Config, roles: &[Role], protection: Protection) -> CommandResult {
     let stop = stop_signal()?;
     let api = roles.contains(&Role::Api);
     // Bound before the database is opened: a taken address is told at once.
@@ -28,7 +29,7 @@ pub(super) async fn run(config: Config, roles: &[Role]) -> CommandResult {
         // The log says so where Redis is away; the process starts all the same.
         let _ = shared.ping().await;
     }
-    let app = App::new(store, &local_url);
+    let app = App::new(store, &local_url, protection);
     if api {
         println!("listening on {local_url}");
     }

@@ -3,15 +3,22 @@
 //! A cursor is URL-safe base64 of JSON with a version, the id of the signing key, the position and an
 //! HMAC-SHA256 over these and all that the walk is bound to: project, resource, order and filters.
 //! What binds is not in the cursor; whoever reads it states what the walk must be. A cursor reads back
-//! only in the one spelling it was written in, so no changed byte can pass. [`Position`] is made from
-//! a row or from a verified cursor, never from a client's text.
+//! only in the one spelling it was written in, so no changed byte can pass. A list goes on from a
+//! [`Verified`] position, which nothing but a cursor of that very walk turns into.
+//!
+//! Keys are derived from the master key by number. One signs, and another may verify as well, so that
+//! many nodes can change keys one after the other and break no walk: first all learn to verify with the
+//! new key, then all sign with it, and when the old cursors are gone all forget the old one.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{config::MasterKey, db::Timestamp};
+use crate::{
+    config::{self, MasterKey},
+    db::Timestamp,
+};
 
 const VERSION: u8 = 1;
 
@@ -25,6 +32,25 @@ pub struct Position {
     pub created_at: Timestamp,
     /// The row's id, without its kind.
     pub id: uuid::Uuid,
+}
+
+/// A position that a cursor of its walk proved.
+///
+/// ```compile_fail,E0423
+/// use botix::{contract::cursor::{Position, Verified}, db::Timestamp};
+///
+/// // What a client sent is no place in a list until its cursor was read.
+/// let position = Position { created_at: Timestamp::now(), id: uuid::Uuid::nil() };
+/// let verified = Verified(position);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified(Position);
+
+impl Verified {
+    /// The position.
+    pub fn position(self) -> Position {
+        self.0
+    }
 }
 
 /// What a walk is bound to.
@@ -74,13 +100,16 @@ struct Written {
 }
 
 impl CursorKeys {
-    /// The keys derived from the master key.
-    pub fn new(master: &MasterKey) -> Self {
-        let secret = master.derive("botix cursors 1");
-        // The id tells keys apart after a rotation and tells nothing about the secret.
-        let digest = Sha256::digest([&b"botix cursor key id"[..], &secret].concat());
-        let id = URL_SAFE_NO_PAD.encode(&digest[..6]);
-        Self(vec![CursorKey { id, secret }])
+    /// The keys of these numbers, derived from the master key; the first one signs.
+    pub fn new(master: &MasterKey, settings: &config::Cursors) -> Self {
+        let derived = settings.keys.iter().map(|number| {
+            let secret = master.derive(&format!("botix cursors {number}"));
+            // The id tells keys apart after a rotation and tells nothing about the secret.
+            let digest = Sha256::digest([&b"botix cursor key id"[..], &secret].concat());
+            let id = URL_SAFE_NO_PAD.encode(&digest[..6]);
+            CursorKey { id, secret }
+        });
+        Self(derived.collect())
     }
 
     /// Writes the cursor that continues `walk` after `position`.
@@ -97,7 +126,7 @@ impl CursorKeys {
     }
 
     /// Reads a cursor of `walk`.
-    pub fn read(&self, walk: &Walk<'_>, text: &str) -> Result<Position, InvalidCursor> {
+    pub fn read(&self, walk: &Walk<'_>, text: &str) -> Result<Verified, InvalidCursor> {
         if text.len() > LONGEST {
             return Err(InvalidCursor);
         }
@@ -121,7 +150,7 @@ impl CursorKeys {
         key.mac(walk, position)
             .verify_slice(&signature)
             .map_err(|_| InvalidCursor)?;
-        Ok(position)
+        Ok(Verified(position))
     }
 }
 
@@ -153,8 +182,16 @@ impl CursorKey {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{CursorKeys, InvalidCursor, Position, Walk};
-    use crate::{config::MasterKey, db::Timestamp};
+    use super::{CursorKeys, InvalidCursor, Position, Verified, Walk};
+    use crate::{
+        config::{Cursors, MasterKey},
+        db::Timestamp,
+    };
+
+    fn keys_of(master: &MasterKey, numbers: &[u32]) -> CursorKeys {
+        let keys = numbers.to_vec();
+        CursorKeys::new(master, &Cursors { keys })
+    }
 
     fn walk<'w>(owner: u128, resource: &'w str, filters: &'w [(&'w str, String)]) -> Walk<'w> {
         Walk {
@@ -168,22 +205,22 @@ mod tests {
     proptest! {
         #[test]
         fn a_cursor_reads_back_in_its_own_walk_alone(at in any::<i64>(), id in any::<u128>()) {
-            let keys = CursorKeys::new(&MasterKey::generate());
+            let keys = keys_of(&MasterKey::generate(), &[1]);
             let position =
                 Position { created_at: Timestamp::from_micros(at), id: uuid::Uuid::from_u128(id) };
             let filter = [("state", "dead".to_owned())];
             let text = keys.write(&walk(1, "contacts", &filter), position);
-            prop_assert_eq!(keys.read(&walk(1, "contacts", &filter), &text), Ok(position));
+            prop_assert_eq!(keys.read(&walk(1, "contacts", &filter), &text), Ok(Verified(position)));
             for other in [walk(2, "contacts", &filter), walk(1, "events", &filter), walk(1, "contacts", &[])] {
                 prop_assert_eq!(keys.read(&other, &text), Err(InvalidCursor));
             }
-            let other_keys = CursorKeys::new(&MasterKey::generate());
+            let other_keys = keys_of(&MasterKey::generate(), &[1]);
             prop_assert_eq!(other_keys.read(&walk(1, "contacts", &filter), &text), Err(InvalidCursor));
         }
 
         #[test]
         fn no_changed_byte_passes(place in any::<prop::sample::Index>(), byte in any::<u8>()) {
-            let keys = CursorKeys::new(&MasterKey::generate());
+            let keys = keys_of(&MasterKey::generate(), &[1]);
             let position =
                 Position { created_at: Timestamp::from_micros(5), id: uuid::Uuid::from_u128(7) };
             let text = keys.write(&walk(1, "contacts", &[]), position);
@@ -197,8 +234,27 @@ mod tests {
     }
 
     #[test]
+    fn each_step_of_a_key_change_reads_what_the_step_before_wrote() {
+        let master = MasterKey::generate();
+        let position = Position {
+            created_at: Timestamp::from_micros(5),
+            id: uuid::Uuid::from_u128(7),
+        };
+        let steps = [&[1][..], &[1, 2], &[2, 1], &[2]].map(|numbers| keys_of(&master, numbers));
+        let walk = walk(1, "contacts", &[]);
+        for neighbours in steps.windows(2) {
+            for (writes, reads) in [(0, 1), (1, 0)] {
+                let text = neighbours[writes].write(&walk, position);
+                assert_eq!(neighbours[reads].read(&walk, &text), Ok(Verified(position)));
+            }
+        }
+        let old = steps[0].write(&walk, position);
+        assert_eq!(steps[3].read(&walk, &old), Err(InvalidCursor));
+    }
+
+    #[test]
     fn a_cursor_needs_no_escaping_in_a_query_string() {
-        let keys = CursorKeys::new(&MasterKey::generate());
+        let keys = keys_of(&MasterKey::generate(), &[1]);
         for id in 0..200 {
             let position = Position {
                 created_at: Timestamp::from_micros(1_764_550_000_000_000),

@@ -98,7 +98,7 @@ impl<T> Page<T> {
         };
         let start = match request.start(&walk)? {
             Start::First => 0,
-            Start::After(position) => position.created_at.micros(),
+            Start::After(verified) => verified.position().created_at.micros(),
             Start::Offset(offset) => offset,
         };
         let start = usize::try_from(start).unwrap_or(usize::MAX);

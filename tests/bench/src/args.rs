@@ -20,7 +20,7 @@ pub struct Args {
         global = true,
         value_delimiter = ',',
         default_value = "postgres",
-        value_name = "postgres,sqlite"
+        value_name = "postgres,postgres-redis,sqlite"
     )]
     pub database: Vec<Database>,
     /// Connections that send, and so requests in flight.
@@ -39,6 +39,8 @@ pub struct Args {
 pub enum Database {
     /// A private PostgreSQL.
     Postgres,
+    /// A private PostgreSQL with a private Redis beside it.
+    PostgresRedis,
     /// A file.
     Sqlite,
 }
@@ -48,6 +50,7 @@ impl Database {
     pub fn name(self) -> &'static str {
         match self {
             Self::Postgres => "PostgreSQL",
+            Self::PostgresRedis => "PostgreSQL, Redis",
             Self::Sqlite => "SQLite",
         }
     }
@@ -66,7 +69,15 @@ pub enum Run {
         #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u64).range(1..=1_000_000))]
         keys: u64,
     },
-    /// GET /contacts: the first page and one deep down, in turn.
+    /// POST /contacts with and without the idempotency layer, in turn: what the layer costs.
+    Layer {
+        #[command(flatten)]
+        load: Load,
+        /// How many turns.
+        #[arg(long, default_value_t = 5, value_parser = value_parser!(u16).range(1..=100))]
+        turns: u16,
+    },
+    /// GET /contacts: the first page and one deep down, in turn, and the deprecated offset mode.
     Lists(Lists),
     /// POST /events, and the webhooks that follow.
     Deliveries {

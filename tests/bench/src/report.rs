@@ -11,7 +11,7 @@ use crate::{
 
 /// The head of the table.
 pub const HEAD: &str = "\
-| run | database | per second | p50 ms | p90 ms | p99 ms | max ms | CPU ms each: server | PostgreSQL | bench | server peak MiB | remarks |
+| run | database | per second | p50 ms | p90 ms | p99 ms | max ms | CPU ms each: server | databases | bench | server peak MiB | remarks |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |";
 
 /// Figures of one run.

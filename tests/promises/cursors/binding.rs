@@ -1,6 +1,6 @@
 //! A cursor belongs to its project, its list and its filters, and not a bit of it can be changed.
 
-use super::{contacts, next_cursor};
+use super::{contacts, ids, next_cursor};
 use crate::harness::api::Api;
 use crate::harness::receiver::Receiver;
 use crate::harness::server::TestServer;
@@ -196,4 +196,49 @@ async fn a_cursor_of_other_filters_is_refused(backend: Backend) {
         "/webhook-deliveries?state=dead&cursor={delivered}"
     ));
     page.send().await.problem("INVALID_CURSOR");
+}
+
+/// Key 1 gives way to key 2 on nodes that change one after the other, in three steps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_keys_on_many_nodes_breaks_no_walk() {
+    let server = TestServer::start(Backend::Postgres, &[]).await;
+    let api = server.project("shop").await.api;
+    let mut expected = contacts(&api, 12).await;
+    expected.reverse();
+    let node = async |keys: &str| {
+        let node = server
+            .second_node_with(&[("BOTIX_CURSORS__KEYS", keys)])
+            .await;
+        (node.api(&api), node)
+    };
+    let steps = [
+        node("1").await,
+        node("1,2").await,
+        node("2,1").await,
+        node("2").await,
+    ];
+    let mut seen = Vec::new();
+    let mut cursor = String::new();
+    // In each step of the change a walk meets nodes of that step and of the one before.
+    for (at, _) in [0, 1, 0, 1, 2, 1, 2, 3, 2, 3, 3, 3].map(|step: usize| &steps[step]) {
+        let page = at.get(&format!("/contacts?cursor_limit=1{cursor}"));
+        let answer = page.send().await.expect(200);
+        seen.extend(ids(&answer.json()));
+        if let Some(next) = next_cursor(&answer) {
+            cursor = format!("&cursor={next}");
+        }
+    }
+    assert_eq!(seen, expected);
+    let (first, last) = (&steps[0].0, &steps[3].0);
+    let old = first
+        .get("/contacts?cursor_limit=1")
+        .send()
+        .await
+        .expect(200);
+    let old = next_cursor(&old).expect("a cursor");
+    last.get(&format!("/contacts?cursor={old}"))
+        .send()
+        .await
+        .expect(400)
+        .problem("INVALID_CURSOR");
 }

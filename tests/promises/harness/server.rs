@@ -159,6 +159,10 @@ impl TestServer {
     }
 
     fn spawn(&self, port: u16, arguments: &[&str]) -> Child {
+        self.spawn_with(port, arguments, &[])
+    }
+
+    fn spawn_with(&self, port: u16, arguments: &[&str], overrides: &[(&str, &str)]) -> Child {
         let stderr = OpenOptions::new()
             .create(true)
             .append(true)
@@ -168,6 +172,7 @@ impl TestServer {
             .arg("serve")
             .args(arguments)
             .env("BOTIX_LISTEN", format!("127.0.0.1:{port}"))
+            .envs(overrides.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(stderr)
@@ -192,7 +197,12 @@ impl TestServer {
 
     /// Another node on the same stores; killed when it is dropped.
     pub async fn second_node(&self) -> Node {
-        let mut child = self.spawn(0, &[]);
+        self.second_node_with(&[]).await
+    }
+
+    /// Another node, with some settings of its own.
+    pub async fn second_node_with(&self, overrides: &[(&str, &str)]) -> Node {
+        let mut child = self.spawn_with(0, &[], overrides);
         let port = listening_port(&mut child).await;
         Node {
             port,

@@ -62,9 +62,19 @@ pub struct Asked {
     pub path: String,
 }
 
+/// Whether mutations are executed once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// As the contract says.
+    Full,
+    /// Keys are read and nothing is kept: what the bench measures the layer against.
+    None,
+}
+
 /// Executes mutations once.
 #[derive(Clone, Debug)]
 pub struct Idempotency {
+    protection: Protection,
     db: Db,
     leases: Option<Leases>,
     sealer: Sealer,
@@ -134,6 +144,7 @@ impl Drop for InFlight<'_> {
 impl Idempotency {
     /// Over this store, and Redis where there is one; executions are tracked by `tasks`.
     pub fn new(
+        protection: Protection,
         db: Db,
         shared: Option<Shared>,
         sealer: Sealer,
@@ -141,6 +152,7 @@ impl Idempotency {
         tasks: TaskTracker,
     ) -> Self {
         Self {
+            protection,
             db,
             leases: shared.map(|shared| Leases::new(shared, settings.lease)),
             sealer,
@@ -162,6 +174,9 @@ impl Idempotency {
     ) -> Result<Response, ApiError> {
         let this = self.clone();
         let work = async move {
+            if this.protection == Protection::None {
+                return this.run_unprotected(&*inner, request, body).await;
+            }
             let _in_flight = this.claim(&asked)?;
             let lease = match this.capture(&asked).await? {
                 Captured::Go(lease) => lease,
@@ -290,6 +305,24 @@ impl Idempotency {
             }
         }
         Err(in_progress())
+    }
+
+    /// Runs the handler on a transaction, with nothing around it.
+    async fn run_unprotected(
+        &self,
+        inner: &impl Endpoint,
+        request: Request,
+        body: bytes::Bytes,
+    ) -> Result<Response, ApiError> {
+        let tx = self.db.begin().await?;
+        match run_handler(inner, request, body, tx).await? {
+            (Ok(Decided::Done(answer)), tx) => {
+                tx.commit().await?;
+                Ok(answer.into_response())
+            }
+            (Ok(Decided::Refused(answer)), _) => Ok(answer.into_response()),
+            (Err(undecided), _) => Ok(undecided),
+        }
     }
 
     /// A commit that failed may have happened all the same: looks, and answers what is true.

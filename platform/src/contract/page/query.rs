@@ -14,7 +14,7 @@ use sqlx::AssertSqlSafe;
 
 use super::Listed;
 use crate::{
-    contract::cursor::Position,
+    contract::cursor::Verified,
     db::{Conn, Id, Kind, Queryable, Timestamp},
 };
 
@@ -29,9 +29,27 @@ pub(super) enum Start {
     /// With the newest row.
     First,
     /// After this row.
-    After(Position),
+    After(Verified),
     /// After so many rows.
     Offset(i64),
+}
+
+/// What of a start the text depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    First,
+    Next,
+    Offset,
+}
+
+impl Start {
+    fn shape(self) -> Shape {
+        match self {
+            Self::First => Shape::First,
+            Self::After(_) => Shape::Next,
+            Self::Offset(_) => Shape::Offset,
+        }
+    }
 }
 
 /// One condition on a list.
@@ -148,38 +166,34 @@ pub fn texts<R: Listed>(filters: &[Filter]) -> ListTexts {
         .iter()
         .map(|filter| format!("?{}", filter.column))
         .collect();
-    let anywhere = Position {
-        created_at: Timestamp::from_micros(0),
-        id: uuid::Uuid::nil(),
-    };
     ListTexts {
         resource: R::RESOURCE,
         list: format!("{}{columns}", R::RESOURCE),
-        first: keyset_text::<R>(filters, Start::First).0,
-        next: keyset_text::<R>(filters, Start::After(anywhere)).0,
+        first: keyset_text::<R>(filters, Shape::First).0,
+        next: keyset_text::<R>(filters, Shape::Next).0,
         offset: R::HAS_OFFSET.then(|| OffsetTexts {
-            postgres: query_text::<R>(filters, Start::Offset(0), Dialect::Postgres),
-            sqlite: query_text::<R>(filters, Start::Offset(0), Dialect::Sqlite),
+            postgres: query_text::<R>(filters, Shape::Offset, Dialect::Postgres),
+            sqlite: query_text::<R>(filters, Shape::Offset, Dialect::Sqlite),
         }),
     }
 }
 
 /// The filters that the text names: a position says more than an upper bound on the time.
-fn in_use(filters: &[Filter], start: Start) -> impl Iterator<Item = &Filter> {
+fn in_use(filters: &[Filter], shape: Shape) -> impl Iterator<Item = &Filter> {
     filters
         .iter()
-        .filter(move |filter| !(matches!(start, Start::After(_)) && filter.is_implied()))
+        .filter(move |filter| !(shape == Shape::Next && filter.is_implied()))
 }
 
 /// The text of a list's query; `$1` is the owner, then the filters' values, the position, the limit,
 /// the offset.
-fn query_text<R: Listed>(filters: &[Filter], start: Start, dialect: Dialect) -> String {
-    let (walk, limit) = keyset_text::<R>(filters, start);
+fn query_text<R: Listed>(filters: &[Filter], shape: Shape, dialect: Dialect) -> String {
+    let (walk, limit) = keyset_text::<R>(filters, shape);
     let offset = limit + 1;
-    match (start, dialect) {
-        (Start::First | Start::After(_), _) => walk,
-        (Start::Offset(_), Dialect::Sqlite) => format!("{walk} OFFSET ${offset}"),
-        (Start::Offset(_), Dialect::Postgres) => format!(
+    match (shape, dialect) {
+        (Shape::First | Shape::Next, _) => walk,
+        (Shape::Offset, Dialect::Sqlite) => format!("{walk} OFFSET ${offset}"),
+        (Shape::Offset, Dialect::Postgres) => format!(
             "SELECT * FROM ({walk} + CAST(${offset} AS BIGINT)) AS walked \
              {IN_ORDER} LIMIT ${limit} OFFSET ${offset}"
         ),
@@ -187,7 +201,7 @@ fn query_text<R: Listed>(filters: &[Filter], start: Start, dialect: Dialect) -> 
 }
 
 /// The text that ends with the limit, and the number of that parameter.
-fn keyset_text<R: Listed>(filters: &[Filter], start: Start) -> (String, usize) {
+fn keyset_text<R: Listed>(filters: &[Filter], shape: Shape) -> (String, usize) {
     let mut text = format!(
         "SELECT {} FROM {} WHERE {} = $1",
         R::COLUMNS,
@@ -195,11 +209,11 @@ fn keyset_text<R: Listed>(filters: &[Filter], start: Start) -> (String, usize) {
         R::OWNER
     );
     let mut parameter = 1;
-    for filter in in_use(filters, start) {
+    for filter in in_use(filters, shape) {
         parameter += 1;
         text += &format!(" AND {} {} ${parameter}", filter.column, filter.comparison);
     }
-    if let Start::After(_) = start {
+    if shape == Shape::Next {
         text += &format!(
             " AND (created_at, id) < (${}, ${})",
             parameter + 1,
@@ -223,16 +237,17 @@ pub(super) async fn read<R: Listed>(
     macro_rules! run {
         ($conn:expr, $dialect:expr) => {{
             // Safe: the text is made of this crate's own fragments alone, every value is bound.
-            let text = AssertSqlSafe(query_text::<R>(filters, start, $dialect));
+            let text = AssertSqlSafe(query_text::<R>(filters, start.shape(), $dialect));
             let mut query = sqlx::query_as::<_, R>(text).bind(owner);
-            for filter in in_use(filters, start) {
+            for filter in in_use(filters, start.shape()) {
                 query = match &filter.value {
                     Value::Text(value) => query.bind(value.clone()),
                     Value::Id(value) => query.bind(*value),
                     Value::Time(value) => query.bind(*value),
                 };
             }
-            if let Start::After(position) = start {
+            if let Start::After(verified) = start {
+                let position = verified.position();
                 query = query.bind(position.created_at).bind(position.id);
             }
             query = query.bind(limit);

@@ -3,6 +3,7 @@
 mod machine;
 mod postgres;
 mod receiver;
+mod redis;
 mod server;
 mod store;
 mod usage;
@@ -22,6 +23,8 @@ use crate::{
     client::Client,
 };
 use postgres::Postgres;
+use redis::Redis;
+pub use server::Protection;
 use server::{Program, Server};
 
 /// A running server with a database and a project of its own.
@@ -29,6 +32,7 @@ pub struct Rig {
     // Dropped in this order: the server before its database, the folder last.
     server: Server,
     postgres: Option<Postgres>,
+    redis: Option<Redis>,
     /// The database, seen from beside the server.
     pub store: Store,
     /// Speaks for the project.
@@ -42,12 +46,21 @@ pub struct Rig {
 impl Rig {
     /// Starts everything.
     pub async fn start(args: &Args, database: Database) -> Result<Self, Fault> {
+        Self::start_with(args, database, Protection::Full).await
+    }
+
+    /// Starts everything, with or without the idempotency layer.
+    pub async fn start_with(
+        args: &Args,
+        database: Database,
+        protection: Protection,
+    ) -> Result<Self, Fault> {
         let folder = tempfile::Builder::new().prefix("botix-bench-").tempdir()?;
         // The user that PostgreSQL runs as has to get through.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
-        let statements = args.statements && database == Database::Postgres;
+        let statements = args.statements && database != Database::Sqlite;
         let (postgres, url) = match database {
-            Database::Postgres => {
+            Database::Postgres | Database::PostgresRedis => {
                 let postgres = Postgres::start(folder.path(), statements).await?;
                 let url = postgres.url();
                 (Some(postgres), url)
@@ -57,8 +70,16 @@ impl Rig {
                 (None, format!("sqlite:{}", file.display()))
             }
         };
-        let program = Program::new(args.botix.as_deref(), folder.path(), &url, &args.env)?;
-        let server = Server::start(&program).await?;
+        let redis = match database {
+            Database::PostgresRedis => Some(Redis::start(folder.path()).await?),
+            Database::Postgres | Database::Sqlite => None,
+        };
+        let mut env = args.env.clone();
+        if let Some(redis) = &redis {
+            env.push(("BOTIX_REDIS_URL".to_owned(), redis.url()));
+        }
+        let program = Program::new(args.botix.as_deref(), folder.path(), &url, &env)?;
+        let server = Server::start(&program, protection).await?;
         let (project, key) = program.create_project()?;
         let store = Store::open(&url).await?;
         if statements {
@@ -68,6 +89,7 @@ impl Rig {
             client: Client::new(server.address, &key)?,
             server,
             postgres,
+            redis,
             store,
             project,
             statements,
@@ -77,7 +99,9 @@ impl Rig {
 
     /// What the processes have used so far.
     pub fn usage(&self) -> Result<Usage, Fault> {
-        Usage::read(self.server.pid(), self.postgres.as_ref().map(Postgres::pid))
+        let postgres = self.postgres.as_ref().map(Postgres::pid);
+        let redis = self.redis.as_ref().map(Redis::pid);
+        Usage::read(self.server.pid(), &[postgres, redis])
     }
 
     /// Begins to measure.
@@ -101,10 +125,13 @@ impl Rig {
     /// its log, an end that is not clean.
     pub async fn stop(self) -> Result<Vec<String>, Fault> {
         let Self {
-            server, postgres, ..
+            server,
+            postgres,
+            redis,
+            ..
         } = self;
         let wrong = server.stop().await?;
-        drop(postgres);
+        drop((postgres, redis));
         Ok(wrong)
     }
 }

@@ -103,6 +103,15 @@ impl Program {
     }
 }
 
+/// Whether the server has its idempotency layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// `botix serve`.
+    Full,
+    /// The same without the layer, to measure what it costs.
+    None,
+}
+
 /// A running server; killed when it is dropped.
 pub struct Server {
     child: Child,
@@ -112,12 +121,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `botix serve` and waits until it listens.
-    pub async fn start(program: &Program) -> Result<Self, Fault> {
+    /// Starts the program and waits until it listens.
+    pub async fn start(program: &Program, protection: Protection) -> Result<Self, Fault> {
         let log = program.folder.join("server.log");
         let mut child = program
             .command()
-            .arg("serve")
+            .arg(match protection {
+                Protection::Full => "serve",
+                Protection::None => "serve-unprotected",
+            })
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log)?)
             .spawn()?;

@@ -145,6 +145,26 @@ impl Store {
         Ok(())
     }
 
+    /// Reads a project's contacts by offset, newest first; how many there were.
+    pub async fn contacts_by_offset(
+        &self,
+        project: Ulid,
+        limit: u64,
+        offset: u64,
+    ) -> Result<u64, Fault> {
+        let rows = on!(
+            self,
+            fetch_all,
+            (Uuid, String, Option<String>, Option<String>, String, String),
+            "SELECT id, phone, name, email, tags, attributes FROM contacts WHERE project_id = $1 \
+             ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3",
+            uuid(project),
+            i64::try_from(limit)?,
+            i64::try_from(offset)?
+        )?;
+        Ok(u64::try_from(rows.len())?)
+    }
+
     /// Contacts, and what is kept of finished requests.
     pub async fn contacts_and_records(&self) -> Result<(u64, u64), Fault> {
         let (contacts, records) = on!(

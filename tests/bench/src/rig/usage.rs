@@ -21,7 +21,7 @@ pub struct Usage {
 pub struct Spent {
     /// CPU seconds of the server and its children.
     pub server: f64,
-    /// CPU seconds of PostgreSQL; zero with SQLite, which runs in the server.
+    /// CPU seconds of PostgreSQL and Redis; zero with SQLite, which runs in the server.
     pub database: f64,
     /// CPU seconds of this program: load and receiver.
     pub bench: f64,
@@ -31,10 +31,14 @@ pub struct Spent {
 
 impl Usage {
     /// Reads it.
-    pub fn read(server: u32, database: Option<u32>) -> Result<Self, Fault> {
+    pub fn read(server: u32, databases: &[Option<u32>]) -> Result<Self, Fault> {
+        let mut database = 0.0;
+        for pid in databases.iter().flatten() {
+            database += cpu_seconds(*pid)?;
+        }
         Ok(Self {
             server: cpu_seconds(server)?,
-            database: database.map(cpu_seconds).transpose()?.unwrap_or(0.0),
+            database,
             bench: cpu_seconds(std::process::id())?,
             peak_mib: peak_mib(server)?,
         })

@@ -142,14 +142,14 @@ pub async fn replays(
     })
 }
 
-fn post(client: &Client, number: u64) -> hyper::Request<http_body_util::Full<Bytes>> {
+pub(super) fn post(client: &Client, number: u64) -> hyper::Request<http_body_util::Full<Bytes>> {
     let body = format!(
         r#"{{"phone":"+49{number:011}","name":"Contact {number}","email":"contact-{number}@example.com","tags":["vip"],"attributes":{{"plan":"pro"}}}}"#
     );
     client.post("/contacts", key(number), "application/json", body.into())
 }
 
-fn created(answer: &Answer) -> Result<(), String> {
+pub(super) fn created(answer: &Answer) -> Result<(), String> {
     if answer.status != 201 {
         return Err(answer.complaint());
     }

@@ -1,5 +1,6 @@
 //! GET /contacts: the first page and one deep down, in turn, so that whatever else the machine does
-//! meets both.
+//! meets both. Beside them the deprecated offset mode: through the API as deep as it goes, and at the
+//! depth of the page in the database alone.
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,12 @@ use crate::{
 
 /// Contacts on a page: the most that a page can have.
 const LIMIT: u64 = 200;
+
+/// The deepest that the offset mode goes.
+const OFFSET_BOUND: u64 = 10_000;
+
+/// How often the deep offset is read: each takes as long as the table is deep.
+const OFFSET_READINGS: u64 = 20;
 
 /// How long the walk and the readings may take together.
 const PATIENCE: Duration = Duration::from_mins(30);
@@ -78,6 +85,7 @@ pub async fn run(rig: &Rig, database: Database, lists: Lists) -> Result<Report, 
         }
     }
     let spent = rig.end(&before, 2 * lists.samples).await?;
+    let by_offset = offsets(rig, database, lists, &mut connection, begun).await?;
     void.truncate(5);
 
     let [first, last] = latencies;
@@ -103,10 +111,69 @@ pub async fn run(rig: &Rig, database: Database, lists: Lists) -> Result<Report, 
         "median {ratio:.2} × that of page 1 over {:.0} readings of each",
         float(lists.samples)
     );
-    Ok(Report {
-        rows: vec![row(1, first, Vec::new()), row(deep, last, vec![ratio])],
-        void,
-    })
+    let mut rows = vec![row(1, first, Vec::new()), row(deep, last, vec![ratio])];
+    rows.extend(by_offset);
+    Ok(Report { rows, void })
+}
+
+/// The offset mode at its bound, and what it would cost as deep as the page.
+async fn offsets(
+    rig: &Rig,
+    database: Database,
+    lists: Lists,
+    connection: &mut Connection,
+    begun: Instant,
+) -> Result<Vec<Row>, Fault> {
+    let row = |run: String, latencies: Latencies, spent, operations| Row {
+        run,
+        database,
+        per_second: 1_000.0 / latencies.mean().max(0.001),
+        spent,
+        operations,
+        remarks: vec![format!("p95 {:.2} ms", latencies.percentile(95.0))],
+        latencies,
+    };
+    let bound = OFFSET_BOUND.min(lists.contacts - LIMIT);
+    let path = format!("/contacts?pagination=offset&offset={bound}&limit={LIMIT}");
+    let mut by_api = Latencies::default();
+    let before = rig.begin().await?;
+    for _ in 0..lists.samples {
+        by_api.record(read(&rig.client, connection, &path, begun).await?.1);
+    }
+    let spent = rig.end(&before, lists.samples).await?;
+    let depth = (lists.page.min(lists.contacts / LIMIT) - 1) * LIMIT;
+    let mut in_database = Latencies::default();
+    for _ in 0..lists.samples.min(OFFSET_READINGS) {
+        let sent = Instant::now();
+        let rows = rig
+            .store
+            .contacts_by_offset(rig.project, LIMIT, depth)
+            .await?;
+        in_database.record(sent.elapsed());
+        if rows != LIMIT {
+            return Err(format!("{rows} contacts at offset {depth}").into());
+        }
+    }
+    Ok(vec![
+        row(
+            format!(
+                "GET /contacts, deprecated offset {}, {LIMIT} rows",
+                thousands(bound)
+            ),
+            by_api,
+            Some(spent),
+            lists.samples,
+        ),
+        row(
+            format!(
+                "the query alone by OFFSET {}, {LIMIT} rows",
+                thousands(depth)
+            ),
+            in_database,
+            None,
+            0,
+        ),
+    ])
 }
 
 /// A page, and how long it took until its last byte.

@@ -3,6 +3,7 @@
 mod contacts;
 mod deliveries;
 mod idle;
+mod layer;
 mod lists;
 
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
 enum Planned {
     Contacts(Load),
     Replays(Load, u64),
+    Layer(Load, u16),
     Lists(crate::args::Lists),
     Deliveries(Load, Way),
     Idle(u16),
@@ -44,6 +46,12 @@ async fn measure(
     let mut good = true;
     for &database in &args.database {
         for planned in &planned {
+            if let Planned::Layer(load, turns) = planned {
+                let report = layer::run(args, database, *load, *turns).await?.judged();
+                good &= told(&report);
+                rows.extend(report.rows);
+                continue;
+            }
             let rig = Rig::start(args, database).await?;
             let version = rig.store.describe().await?;
             if !versions.contains(&version) {
@@ -55,17 +63,22 @@ async fn measure(
                 eprintln!("  {wrong}");
             }
             let report = report?.judged();
-            for row in &report.rows {
-                eprintln!("  {}", row.markdown());
-            }
-            if !report.void.is_empty() {
-                eprintln!("  VOID: {}", report.void.join(", "));
-                good = false;
-            }
+            good &= told(&report);
             rows.extend(report.rows);
         }
     }
     Ok(good)
+}
+
+/// Says what a run gave; whether it counts.
+fn told(report: &Report) -> bool {
+    for row in &report.rows {
+        eprintln!("  {}", row.markdown());
+    }
+    if !report.void.is_empty() {
+        eprintln!("  VOID: {}", report.void.join(", "));
+    }
+    report.void.is_empty()
 }
 
 async fn one(
@@ -80,6 +93,7 @@ async fn one(
         Planned::Replays(load, keys) => {
             contacts::replays(rig, database, *load, connections, *keys).await
         }
+        Planned::Layer(..) => Err("the layer has rigs of its own".into()),
         Planned::Lists(lists) => lists::run(rig, database, *lists).await,
         Planned::Deliveries(load, way) => {
             deliveries::run(rig, database, *load, way, connections).await
@@ -92,6 +106,7 @@ fn plan(run: &Run) -> Vec<Planned> {
     match run {
         Run::Contacts(load) => vec![Planned::Contacts(*load)],
         Run::Replays { load, keys } => vec![Planned::Replays(*load, *keys)],
+        Run::Layer { load, turns } => vec![Planned::Layer(*load, *turns)],
         Run::Lists(lists) => vec![Planned::Lists(*lists)],
         Run::Deliveries { load, way } => vec![Planned::Deliveries(*load, way.clone())],
         Run::Idle { seconds } => vec![Planned::Idle(*seconds)],
@@ -114,6 +129,7 @@ fn plan_all(all: &All) -> Vec<Planned> {
     };
     let mut planned = vec![Planned::Idle(10)];
     planned.extend(rates().map(|rate| Planned::Contacts(load(rate))));
+    planned.push(Planned::Layer(load(None), 5));
     planned.push(Planned::Replays(load(None), all.keys));
     planned.push(Planned::Lists(all.lists));
     for plugin in [None, Some(all.plugin.clone())] {
