@@ -126,6 +126,37 @@ async fn both_stores_out_of_reach_are_503_and_then_the_same_key_executes() {
     assert_eq!(whole_contacts(&api).await.len(), 2);
 }
 
+/// The wire dies under connections that lie in the pool: one request finds it out, and not one for each
+/// of them, five seconds and a pause after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wire_that_died_under_fifty_idle_connections_is_found_out_once() {
+    const CONNECTIONS: usize = 50;
+    let setup = Setup::new(Backend::Postgres).await.wired().await;
+    let setup = setup.env("BOTIX_DATABASE_CONNECTIONS", "60");
+    let server = setup.start().await;
+    let api = server.project("shop").await.api;
+    let lock = server.block_contact_writes().await;
+    let clients: Vec<_> = (0..CONNECTIONS)
+        .map(|_| tokio::spawn(creation(&api).send()))
+        .collect();
+    let mut outside = server.outside().await;
+    eventually("each has a connection", async || {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        (outside.number(waiting).await >= 50).then_some(())
+    })
+    .await;
+    lock.release().await;
+    for client in clients {
+        client.await.expect("a client").expect(201);
+    }
+    server.to_postgres().set(Wire::HalfOpen);
+    out_of_reach(creation(&api).send().await);
+    server.to_postgres().set(Wire::Whole);
+    executes_after_recovery(&creation(&api)).await;
+    assert_eq!(whole_contacts(&api).await.len(), CONNECTIONS + 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_held_write_lock_on_sqlite_is_503_and_then_the_same_key_executes() {
     let server = TestServer::start(Backend::Sqlite, &[]).await;
