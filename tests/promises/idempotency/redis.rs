@@ -146,7 +146,7 @@ async fn a_process_starts_and_works_while_redis_is_away_and_uses_it_once_it_is_t
     .await;
 }
 
-/// Redis is flushed, killed, paused, cut off and forgotten about under load.
+/// Redis is flushed, killed, paused, failed over, cut off and forgotten about under load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_keeps_failing_leaves_every_key_executed_once_and_a_quiet_log() {
     let (mut server, wire) = with_redis().await;
@@ -196,6 +196,11 @@ async fn a_redis_that_keeps_failing_leaves_every_key_executed_once_and_a_quiet_l
     grown(&api).await;
     server.redis().resume();
     is_used(&mut server).await;
+    // As after a failover that left the address with the old primary: it reads, and refuses to write.
+    assert_eq!(server.redis().command("REPLICAOF 127.0.0.1 1").await, "+OK");
+    grown(&api).await;
+    assert_eq!(server.redis().command("REPLICAOF NO ONE").await, "+OK");
+    is_used(&mut server).await;
     for fault in [Wire::Cut, Wire::Frozen, Wire::Blackhole, Wire::HalfOpen] {
         wire.set(fault);
         grown(&api).await;
@@ -213,7 +218,7 @@ async fn a_redis_that_keeps_failing_leaves_every_key_executed_once_and_a_quiet_l
     assert_eq!(rows, ids, "one row for each key");
     let log = server.stderr();
     let told = log.lines().filter(|line| line.contains("Redis")).count();
-    let failures = 6;
+    let failures = 7;
     assert!(told > 0, "the log says that Redis was away");
     // Each failure opens the circuit; an answer on its way may open it once or twice more.
     assert!(told <= failures * 8, "{told} lines for {failures} failures");
