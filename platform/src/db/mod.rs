@@ -17,6 +17,7 @@ mod secret_box;
 mod timestamp;
 
 use std::{
+    io,
     path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -43,6 +44,13 @@ use crate::config::Config;
 
 /// How long a statement waits for a connection or a lock before the store counts as out of reach.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a statement may go without its answer before its connection counts as dead; the server
+/// itself ends what takes longer than [`LONGEST_STATEMENT`].
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// How long PostgreSQL lets a statement run.
+const LONGEST_STATEMENT: &str = "15s";
 
 /// The database of this process.
 #[derive(Clone, Debug)]
@@ -161,7 +169,7 @@ pub enum OpenError {
     Connect(#[from] sqlx::Error),
     /// The folder of an SQLite file could not be made.
     #[error("database folder: {0}")]
-    Folder(#[from] std::io::Error),
+    Folder(#[from] io::Error),
     /// A migration failed.
     #[error("migration: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
@@ -183,12 +191,11 @@ impl Db {
             .parse()
             .map_err(|error: sqlx::Error| OpenError::Url(error.to_string()))?;
         let options = options.application_name("botix").options([
-            ("statement_timeout", "60s"),
+            ("statement_timeout", LONGEST_STATEMENT),
             ("idle_in_transaction_session_timeout", "60s"),
         ]);
         let pool = PgPoolOptions::new()
             .max_connections(config.database_connections)
-            .min_connections(2)
             .acquire_timeout(PATIENCE)
             .test_before_acquire(false)
             .connect_with(options)
@@ -333,6 +340,27 @@ pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> sql
         .map_err(|_| sqlx::Error::PoolTimedOut)
 }
 
+/// Waits for the answer to a statement; none, when the connection is silent for too long.
+///
+/// Every statement on PostgreSQL runs in here: whoever has no patience of his own, as a job, would
+/// otherwise wait for ever on a wire that died without a word.
+pub async fn answered<T>(statement: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(SILENCE, statement).await.ok()
+}
+
+/// What became of a statement that was [`answered`] or not; its connection is not used again if not.
+pub fn settle<T>(on: &mut impl Queryable, answer: Option<sqlx::Result<T>>) -> sqlx::Result<T> {
+    let answer = answer.ok_or_else(silence)?;
+    on.settled();
+    answer
+}
+
+/// The error of a statement that was not answered.
+pub fn silence() -> sqlx::Error {
+    let text = "PostgreSQL did not answer; the connection is closed";
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+}
+
 /// Wakes after each commit of this process that announced something.
 pub fn announced() -> &'static Arc<Notify> {
     static ANNOUNCED: OnceLock<Arc<Notify>> = OnceLock::new();
@@ -397,13 +425,18 @@ macro_rules! execute {
     ($on:expr, $sql:expr $(, $bind:expr)* $(,)?) => {{
         let on = &mut *$on;
         let done = match $crate::db::Queryable::conn(on) {
-            $crate::db::Conn::Postgres(conn) => sqlx::query($sql)$(.bind($bind))*
-                .execute(conn).await.map(|done| done.rows_affected()),
-            $crate::db::Conn::Sqlite(conn) => sqlx::query($sql)$(.bind($bind))*
-                .execute(conn).await.map(|done| done.rows_affected()),
+            $crate::db::Conn::Postgres(conn) => {
+                let statement = sqlx::query($sql)$(.bind($bind))*.execute(conn);
+                $crate::db::answered(statement)
+                    .await
+                    .map(|done| done.map(|done| done.rows_affected()))
+            }
+            $crate::db::Conn::Sqlite(conn) => {
+                let done = sqlx::query($sql)$(.bind($bind))*.execute(conn).await;
+                Some(done.map(|done| done.rows_affected()))
+            }
         };
-        $crate::db::Queryable::settled(on);
-        done
+        $crate::db::settle(on, done)
     }};
 }
 
@@ -412,14 +445,14 @@ macro_rules! fetch_with {
         let on = &mut *$on;
         let found = match $crate::db::Queryable::conn(on) {
             $crate::db::Conn::Postgres(conn) => {
-                sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
+                let statement = sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn);
+                $crate::db::answered(statement).await
             }
             $crate::db::Conn::Sqlite(conn) => {
-                sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await
+                Some(sqlx::query_as::<_, $row>($sql)$(.bind($bind))*.$method(conn).await)
             }
         };
-        $crate::db::Queryable::settled(on);
-        found
+        $crate::db::settle(on, found)
     }};
 }
 

@@ -4,15 +4,15 @@
 //! new job with its own `run_at`, never apalis's own retry. Workers are named by a new ULID per start,
 //! because a worker that comes back under its old name never recovers the jobs it held; heartbeats are
 //! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
-//! database ends; [`run`] starts the next one.
+//! database ends, also where the wire only went silent ([`queue`]); [`run`] starts the next one.
 
 mod pace;
+mod queue;
 
 use std::{sync::Arc, time::Duration};
 
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
 use apalis_core::{error::BoxDynError, task::builder::TaskBuilder};
-use apalis_postgres::PostgresStorage;
 use apalis_sqlite::SqliteStorage;
 use futures::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
@@ -20,6 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
 use pace::Pace;
+use queue::Queue;
 
 use crate::db::{self, Conn, Db, Queryable, Timestamp, announced, execute};
 
@@ -98,9 +99,12 @@ pub async fn enqueue<J: Job>(
         .collect::<Result<Vec<_>, serde_json::Error>>()?;
     on.announce();
     let pushed = match on.conn() {
-        Conn::Postgres(conn) => apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks)
-            .await
-            .map_err(EnqueueError::from),
+        Conn::Postgres(conn) => {
+            let pushing = apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks);
+            let pushed = db::answered(pushing).await;
+            let pushed = pushed.ok_or_else(|| apalis_postgres::Error::Database(db::silence()))?;
+            pushed.map_err(EnqueueError::from)
+        }
         Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks)
             .await
             .map_err(EnqueueError::from),
@@ -156,17 +160,19 @@ async fn worker<J: Job>(
     handler: Handler<J>,
     running: TaskTracker,
 ) -> Result<(), WorkerError> {
-    macro_rules! run_on {
-        ($storage:expr, $config:expr) => {{
-            let config = $config
+    macro_rules! configured {
+        ($config:expr) => {
+            $config
                 .queue(J::QUEUE)
                 .batch_size(concurrency.min(200))
                 .heartbeat_interval(HEARTBEAT)
                 .missed_heartbeats(MISSED_HEARTBEATS)
-                .lock_tasks(false);
-            let backend = $storage
-                .with_config(config)
-                .poll_with_strategy(Pace::new(announced().clone()));
+                .lock_tasks(false)
+        };
+    }
+    macro_rules! run_on {
+        ($queue:expr) => {{
+            let backend = $queue.poll_with_strategy(Pace::new(announced().clone()));
             WorkerBuilder::new(name)
                 .backend(backend)
                 .concurrency(concurrency)
@@ -178,17 +184,13 @@ async fn worker<J: Job>(
         }};
     }
     match db {
-        Db::Postgres(pool) => {
-            run_on!(
-                PostgresStorage::<J>::new(pool),
-                apalis_postgres::Config::default()
-            )
+        Db::Postgres(_) => {
+            let config = configured!(apalis_postgres::Config::default());
+            run_on!(Queue::<J>::new(db.clone(), config))
         }
         Db::Sqlite { writer, .. } => {
-            run_on!(
-                SqliteStorage::<J>::new(writer),
-                apalis_sqlite::Config::default()
-            )
+            let config = configured!(apalis_sqlite::Config::default());
+            run_on!(SqliteStorage::<J>::new(writer).with_config(config))
         }
     }
 }

@@ -3,9 +3,9 @@
 
 use super::contacts;
 use crate::harness::server::TestServer;
-use crate::harness::{Backend, on_both_databases};
+use crate::harness::{Backend, on_every_store};
 
-on_both_databases!(every_page_of_every_list_uses_its_index);
+on_every_store!(every_page_of_every_list_uses_its_index);
 
 async fn every_page_of_every_list_uses_its_index(backend: Backend) {
     let server = TestServer::start(backend, &[]).await;

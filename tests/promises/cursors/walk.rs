@@ -1,8 +1,9 @@
 //! Walking a list from the first page to the last.
 
 use super::{contacts, ids, next_cursor, next_link, walk, walked};
-use crate::harness::server::TestServer;
-use crate::harness::{Backend, on_every_store};
+use crate::harness::server::{Setup, TestServer};
+use crate::harness::tcp_proxy::Wire;
+use crate::harness::{Backend, eventually, on_every_fault, on_every_store};
 use reqwest::Method;
 use serde_json::json;
 
@@ -20,6 +21,8 @@ on_every_store!(
     a_cursor_survives_a_restart,
     a_cursor_may_be_used_again,
 );
+
+on_every_fault!(a_walk_goes_on_after_the_database_was_lost_between_pages);
 
 async fn a_list_is_newest_first(backend: Backend) {
     let server = TestServer::start(backend, &[]).await;
@@ -267,4 +270,41 @@ async fn a_cursor_may_be_used_again(backend: Backend) {
     let first = api.get(&path).send().await.expect(200);
     let again = api.get(&path).send().await.expect(200);
     assert_eq!(first.json()["data"], again.json()["data"]);
+}
+
+async fn a_walk_goes_on_after_the_database_was_lost_between_pages(backend: Backend, fault: Wire) {
+    let server = Setup::new(backend).await.wired().await.start().await;
+    let api = server.project("shop").await.api;
+    let mut made = contacts(&api, 9).await;
+    // Half of them share a microsecond.
+    server
+        .execute(
+            "UPDATE contacts SET created_at = TIMESTAMPTZ '2026-01-01 00:00:00.123456Z' \
+             WHERE id IN (SELECT id FROM contacts ORDER BY id LIMIT 5)",
+            "",
+        )
+        .await;
+    made.reverse();
+    let page = api.get("/contacts?cursor_limit=3").send().await.expect(200);
+    let mut seen = ids(&page.json());
+    let mut cursor = next_cursor(&page);
+    // The row on which the cursor stands.
+    let gone = api.delete(&format!("/contacts/{}", made[2]));
+    gone.send().await.expect(204);
+    while let Some(at) = cursor {
+        let next = format!("/contacts?cursor_limit=3&cursor={at}");
+        server.to_postgres().set(fault);
+        let lost = api.get(&next).send().await;
+        lost.problem("UNAVAILABLE");
+        server.to_postgres().set(Wire::Whole);
+        let page = eventually("the next page", async || {
+            let answer = api.get(&next).send().await;
+            (answer.status != 503).then_some(answer)
+        })
+        .await
+        .expect(200);
+        seen.extend(ids(&page.json()));
+        cursor = next_cursor(&page);
+    }
+    assert_eq!(seen, made);
 }

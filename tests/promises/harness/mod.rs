@@ -61,6 +61,35 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
+/// Turns each named `async fn(Backend, Wire)` into a test for each way in which the wire to `PostgreSQL`
+/// fails, without Redis and with it: `name::cut` … `name::half_open_with_redis`.
+macro_rules! on_every_fault {
+    ($($promise:ident),+ $(,)?) => {$(
+        mod $promise {
+            use crate::harness::Backend::{Postgres, PostgresAndRedis};
+            use crate::harness::tcp_proxy::Wire;
+
+            crate::harness::on_every_fault!(@ $promise
+                cut Postgres Cut,
+                frozen Postgres Frozen,
+                blackhole Postgres Blackhole,
+                half_open Postgres HalfOpen,
+                cut_with_redis PostgresAndRedis Cut,
+                frozen_with_redis PostgresAndRedis Frozen,
+                blackhole_with_redis PostgresAndRedis Blackhole,
+                half_open_with_redis PostgresAndRedis HalfOpen,
+            );
+        }
+    )+};
+    (@ $promise:ident $($name:ident $backend:ident $fault:ident),+ $(,)?) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            super::$promise($backend, Wire::$fault).await;
+        }
+    )+};
+}
+pub(crate) use on_every_fault;
+
 /// How long a test waits for something that should happen before it calls it missing. Generous: it
 /// is no assertion about speed, only the point where waiting on makes no sense.
 pub const DEADLINE: Duration = Duration::from_mins(1);

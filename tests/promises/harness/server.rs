@@ -20,7 +20,8 @@ pub struct Setup {
     folder: TempDir,
     database: Option<Database>,
     redis: Option<Redis>,
-    wires: Vec<TcpProxy>,
+    to_postgres: Option<TcpProxy>,
+    to_redis: Option<TcpProxy>,
     env: Vec<(String, String)>,
 }
 
@@ -46,7 +47,8 @@ impl Setup {
             folder,
             database,
             redis: None,
-            wires: Vec::new(),
+            to_postgres: None,
+            to_redis: None,
             env: Vec::new(),
         }
         .env("BOTIX_DATABASE_URL", &url)
@@ -55,12 +57,21 @@ impl Setup {
         if backend != Backend::PostgresAndRedis {
             return setup;
         }
-        let (setup, to_postgres) = setup.over_a_wire().await;
+        let setup = setup.wired().await;
         let (mut setup, to_redis) = setup.with_redis(Redis::start().await).await;
-        for wire in [to_postgres, to_redis] {
-            wire.set(DELAY);
-            setup.wires.push(wire);
+        to_redis.set(DELAY);
+        setup.to_redis = Some(to_redis);
+        setup.to_postgres.as_ref().expect("a wire").set(DELAY);
+        setup
+    }
+
+    /// Leads the server to its `PostgreSQL`, where it has one, over a wire that it keeps.
+    pub async fn wired(self) -> Self {
+        if self.database.is_none() || self.to_postgres.is_some() {
+            return self;
         }
+        let (mut setup, wire) = self.over_a_wire().await;
+        setup.to_postgres = Some(wire);
         setup
     }
 
@@ -93,7 +104,8 @@ impl Setup {
             folder: self.folder,
             database: self.database,
             redis: self.redis,
-            _wires: self.wires,
+            to_postgres: self.to_postgres,
+            to_redis: self.to_redis,
             env: self.env,
             child: None,
             port: 0,
@@ -109,7 +121,8 @@ pub struct TestServer {
     folder: TempDir,
     pub(super) database: Option<Database>,
     redis: Option<Redis>,
-    _wires: Vec<TcpProxy>,
+    to_postgres: Option<TcpProxy>,
+    to_redis: Option<TcpProxy>,
     env: Vec<(String, String)>,
     child: Option<Child>,
 }
@@ -146,6 +159,16 @@ impl TestServer {
     /// The Redis of this server.
     pub fn redis(&mut self) -> &mut Redis {
         self.redis.as_mut().expect("a server with Redis")
+    }
+
+    /// The wire to `PostgreSQL` of a setup that keeps it.
+    pub fn to_postgres(&self) -> &TcpProxy {
+        self.to_postgres.as_ref().expect("a wire to PostgreSQL")
+    }
+
+    /// The wire to Redis of [`Backend::PostgresAndRedis`].
+    pub fn to_redis(&self) -> &TcpProxy {
+        self.to_redis.as_ref().expect("a wire to Redis")
     }
 
     pub fn url(&self) -> String {

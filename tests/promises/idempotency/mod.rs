@@ -2,6 +2,7 @@
 
 mod crash;
 mod grammar;
+mod interleavings;
 mod nodes;
 mod parallel;
 mod redis;

@@ -5,7 +5,7 @@ use crate::harness::api::Api;
 use crate::harness::receiver::{Receiver, Reply};
 use crate::harness::server::{Setup, TestServer};
 use crate::harness::tcp_proxy::Wire;
-use crate::harness::{Backend, eventually, fresh_phone, on_both_databases};
+use crate::harness::{Backend, eventually, fresh_phone, on_both_databases, on_every_fault};
 use serde_json::json;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,6 +17,8 @@ on_both_databases!(
     a_worker_of_its_own_delivers_what_an_api_node_accepted,
     a_stop_finishes_the_delivery_in_flight,
 );
+
+on_every_fault!(deliveries_go_on_after_the_database_was_lost);
 
 /// Each delivery has every number from one to its last exactly once.
 async fn numbers_are_whole(api: &Api) {
@@ -172,4 +174,38 @@ async fn a_lost_database_does_not_repeat_an_attempt_that_is_under_way() {
     let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
     assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
     assert_eq!(receiver.requests().len(), 1, "sent once");
+}
+
+/// Also where the wire dies without a word: nobody waits for ever for an answer that was lost, neither
+/// the worker that looks for jobs nor the attempt that is to be recorded.
+async fn deliveries_go_on_after_the_database_was_lost(backend: Backend, fault: Wire) {
+    let setup = Setup::new(backend).await.wired().await;
+    let server = setup.env(SHORT_LADDER.0, SHORT_LADDER.1).start().await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(200).after(Duration::from_secs(1))]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let under_way = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    server.to_postgres().set(fault);
+    // By then the workers have asked for jobs, and the receiver has answered.
+    for _ in 0..2 {
+        eventually("the store is out of reach", async || {
+            let answer = api.get("/contacts").send().await;
+            (answer.status == 503).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    server.to_postgres().set(Wire::Whole);
+    eventually("the store is back", async || {
+        let answer = api.get("/contacts").send().await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    let published = publish(&api, "order.paid", json!({})).await;
+    for event in [published, under_way] {
+        delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    }
+    numbers_are_whole(&api).await;
 }

@@ -15,7 +15,7 @@ use sqlx::AssertSqlSafe;
 use super::Listed;
 use crate::{
     contract::cursor::Verified,
-    db::{Conn, Id, Kind, Queryable, Timestamp},
+    db::{self, Conn, Id, Kind, Queryable, Timestamp},
 };
 
 /// A page ends after the row with which it reaches this many bytes, whatever its limit.
@@ -254,15 +254,14 @@ pub(super) async fn read<R: Listed>(
             if let Start::Offset(offset) = start {
                 query = query.bind(offset);
             }
-            gather(query.fetch($conn)).await
+            gather(query.fetch($conn))
         }};
     }
     let rows = match on.conn() {
-        Conn::Postgres(conn) => run!(conn, Dialect::Postgres),
-        Conn::Sqlite(conn) => run!(conn, Dialect::Sqlite),
+        Conn::Postgres(conn) => db::answered(run!(conn, Dialect::Postgres)).await,
+        Conn::Sqlite(conn) => Some(run!(conn, Dialect::Sqlite).await),
     };
-    on.settled();
-    rows
+    db::settle(on, rows)
 }
 
 /// Collects rows, one more than a page of them at the most, and fewer where they are heavy.

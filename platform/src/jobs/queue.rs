@@ -1,0 +1,248 @@
+//! apalis's queue in PostgreSQL, on this project's own connections.
+//!
+//! apalis's storage asks its pool and waits, however long. Over a wire that died without a word its worker
+//! waits for ever: one state machine fetches, acknowledges and gives signs of life, one after the other,
+//! and whatever hangs stops all of it. Here each step has an end, after less time than makes a worker dead
+//! in the eyes of the others; then the step fails, the worker ends and [`run`](super::run) starts the
+//! next. The statements are apalis's own, but for the first sign of life, whose time apalis takes in a
+//! type of its own that nobody else can name.
+
+use std::{
+    marker::PhantomData,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use apalis::prelude::WorkerContext;
+use apalis_core::backend::{
+    Backend, BackendConfig, WireFormatBackend,
+    finalize::Durable,
+    persistence::{Persisted, Persistence, TaskEvent, TaskPersistLayer},
+};
+use apalis_postgres::{Config, Error, PgTask, queries};
+use apalis_sqlite::JsonCodec;
+use serde_json::Value;
+use ulid::Ulid;
+
+use crate::db::{self, Conn, Db, Queryable as _, Tx, execute};
+
+/// How long a step may take.
+const STEP: Duration = Duration::from_secs(10);
+
+/// The queue of one kind of job.
+pub(super) struct Queue<J> {
+    steps: Persisted<Steps>,
+    codec: JsonCodec,
+    job: PhantomData<J>,
+}
+
+impl<J> Queue<J> {
+    /// The queue that the configuration names, in this store, which is PostgreSQL.
+    pub(super) fn new(db: Db, config: Config) -> Self {
+        Self {
+            steps: Persisted::new(Steps { db, config }),
+            codec: JsonCodec::default(),
+            job: PhantomData,
+        }
+    }
+}
+
+impl<J> Backend for Queue<J> {
+    type Task = PgTask;
+    type Error = Error;
+
+    fn poll_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Result<(), Error>> {
+        let heartbeat = self.steps.config.heartbeat_interval;
+        self.steps.poll_ready(cx, worker, heartbeat)
+    }
+
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Option<Result<PgTask, Error>>> {
+        self.steps.poll_next(cx, worker)
+    }
+
+    fn poll_close(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Result<(), Error>> {
+        self.steps.poll_close(cx, worker)
+    }
+}
+
+impl<J> BackendConfig for Queue<J> {
+    type Args = J;
+    type Id = Ulid;
+    type Kind = Durable;
+    type Config = Config;
+    type Layer = TaskPersistLayer<JsonCodec<Value>, Value>;
+
+    fn config(&self) -> &Config {
+        &self.steps.config
+    }
+
+    fn middleware(&mut self, _: &mut WorkerContext) -> Self::Layer {
+        let batch = self.steps.config.batch_size;
+        self.steps
+            .layer(JsonCodec::<Value>::default(), batch)
+            .persist_results(true)
+            // A fetch locks what it gives out.
+            .lock_tasks(false)
+    }
+}
+
+impl<J> WireFormatBackend for Queue<J> {
+    type Codec = JsonCodec;
+    type Compact = Vec<u8>;
+
+    fn codec(&self) -> &JsonCodec {
+        &self.codec
+    }
+}
+
+/// What a worker does to the queue, a transaction for each.
+#[derive(Clone)]
+struct Steps {
+    db: Db,
+    config: Config,
+}
+
+/// Runs one of apalis's statements on the transaction.
+macro_rules! on {
+    ($tx:expr, |$conn:ident| $statement:expr) => {{
+        let done = match $tx.conn() {
+            Conn::Postgres($conn) => $statement.await,
+            Conn::Sqlite(_) => Err(wrong_database()),
+        };
+        $tx.settled();
+        done
+    }};
+}
+
+fn wrong_database() -> Error {
+    Error::Database(sqlx::Error::Configuration("a queue of PostgreSQL".into()))
+}
+
+/// Does a step, or gives up.
+async fn step<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let done = tokio::time::timeout(STEP, work).await;
+    done.map_err(|_| Error::Database(db::silence()))?
+}
+
+impl Steps {
+    async fn recover(&self, tx: &mut Tx) -> Result<u64, Error> {
+        let queue = self.config.queue.as_ref();
+        let dead_for = self.config.orphaned_duration().as_secs();
+        on!(tx, |conn| queries::reenqueue_orphaned(
+            conn, queue, dead_for
+        ))
+    }
+}
+
+impl Persistence for Steps {
+    type Compact = Vec<u8>;
+    type Response = Value;
+    type Error = Error;
+
+    async fn register(&mut self, worker: &WorkerContext) -> Result<(), Error> {
+        step(async {
+            let mut tx = self.db.begin().await?;
+            self.recover(&mut tx).await?;
+            execute!(
+                &mut tx,
+                "INSERT INTO apalis.workers (id, worker_type, storage_name, layers, last_seen) \
+                 VALUES ($1, $2, $3, $4, now())",
+                worker.name(),
+                self.config.queue.as_ref(),
+                "botix",
+                worker.get_service()
+            )?;
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
+    async fn heartbeat(&mut self, worker: &WorkerContext) -> Result<(), Error> {
+        step(async {
+            let mut tx = self.db.begin().await?;
+            let queue = self.config.queue.as_ref();
+            on!(tx, |conn| queries::keep_alive(conn, queue, worker))?;
+            self.recover(&mut tx).await?;
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
+    async fn fetch_next(&mut self, worker: &WorkerContext) -> Result<Vec<PgTask>, Error> {
+        step(async {
+            let mut tx = self.db.begin().await?;
+            let tasks = on!(tx, |conn| queries::fetch_next(conn, &self.config, worker))?;
+            tx.commit().await?;
+            Ok(tasks)
+        })
+        .await
+    }
+
+    async fn reenqueue_abandoned(
+        &mut self,
+        tasks: Vec<PgTask>,
+        worker: &WorkerContext,
+    ) -> Result<u64, Error> {
+        step(async {
+            let ids: Vec<_> = tasks
+                .iter()
+                .filter_map(|task| task.task_id().map(ToString::to_string))
+                .collect();
+            let mut tx = self.db.begin().await?;
+            let queue = self.config.queue.as_ref();
+            let name = worker.name();
+            let given_back = on!(tx, |conn| queries::reenqueue_abandoned(
+                conn, queue, name, &ids
+            ))?;
+            tx.commit().await?;
+            Ok(given_back)
+        })
+        .await
+    }
+
+    async fn handle_events(
+        &mut self,
+        events: Vec<TaskEvent<Value>>,
+        worker: &WorkerContext,
+    ) -> Result<(), Error> {
+        step(async {
+            let results: Vec<_> = events
+                .iter()
+                .filter_map(|event| match event {
+                    TaskEvent::Complete(result) => Some(result),
+                    _ => None,
+                })
+                .collect();
+            if results.is_empty() {
+                return Ok(());
+            }
+            let mut tx = self.db.begin().await?;
+            let name = worker.name();
+            on!(tx, |conn| queries::handle_results(conn, &results, name))?;
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
+    async fn push_tasks(&mut self, tasks: Vec<PgTask>) -> Result<(), Error> {
+        step(async {
+            let mut tx = self.db.begin().await?;
+            let queue = self.config.queue.as_ref();
+            on!(tx, |conn| queries::push_tasks(conn, queue, tasks))?;
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+}
