@@ -2,7 +2,10 @@
 
 use apalis_postgres::PostgresStorage;
 use apalis_sqlite::SqliteStorage;
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::{
+    ConnectOptions as _,
+    migrate::{MigrateError, Migrator},
+};
 
 use super::Db;
 
@@ -15,8 +18,12 @@ const HISTORY: &str = "botix_migrations";
 pub(super) async fn run(db: &Db) -> Result<(), MigrateError> {
     match db {
         Db::Postgres(pool) => {
-            PostgresStorage::migrations().run(pool).await?;
-            own(&POSTGRES).run(pool).await
+            // A connection of its own: what changes a large table may take longer than any other statement.
+            let options = (*pool.connect_options()).clone();
+            let options = options.options([("statement_timeout", "0")]);
+            let mut connection = options.connect().await?;
+            PostgresStorage::migrations().run(&mut connection).await?;
+            own(&POSTGRES).run(&mut connection).await
         }
         Db::Sqlite { writer, .. } => {
             // Only the migrations: the queue's own set-up would also turn `synchronous` off.

@@ -107,14 +107,14 @@ impl<J> WireFormatBackend for Queue<J> {
     }
 }
 
-/// What a worker does to the queue, a transaction for each.
+/// What a worker does to the queue, a transaction for each: one statement is one by itself.
 #[derive(Clone)]
 struct Steps {
     db: Db,
     config: Config,
 }
 
-/// Runs one of apalis's statements on the transaction.
+/// Runs one of apalis's statements.
 macro_rules! on {
     ($tx:expr, |$conn:ident| $statement:expr) => {{
         let done = match $tx.conn() {
@@ -182,10 +182,8 @@ impl Persistence for Steps {
 
     async fn fetch_next(&mut self, worker: &WorkerContext) -> Result<Vec<PgTask>, Error> {
         step(async {
-            let mut tx = self.db.begin().await?;
-            let tasks = on!(tx, |conn| queries::fetch_next(conn, &self.config, worker))?;
-            tx.commit().await?;
-            Ok(tasks)
+            let mut on = self.db.read().await?;
+            on!(on, |conn| queries::fetch_next(conn, &self.config, worker))
         })
         .await
     }
@@ -228,10 +226,10 @@ impl Persistence for Steps {
             if results.is_empty() {
                 return Ok(());
             }
-            let mut tx = self.db.begin().await?;
+            let mut on = self.db.read().await?;
             let name = worker.name();
-            on!(tx, |conn| queries::handle_results(conn, &results, name))?;
-            Ok(tx.commit().await?)
+            on!(on, |conn| queries::handle_results(conn, &results, name))?;
+            Ok(())
         })
         .await
     }
