@@ -19,6 +19,7 @@ use apalis_core::backend::{
     finalize::Durable,
     persistence::{Persisted, Persistence, TaskEvent, TaskPersistLayer},
 };
+use apalis_core::task::status::Status;
 use apalis_postgres::{Config, Error, PgTask, queries};
 use apalis_sqlite::JsonCodec;
 use serde_json::Value;
@@ -118,7 +119,7 @@ struct Steps {
 macro_rules! on {
     ($tx:expr, |$conn:ident| $statement:expr) => {{
         let done = match $tx.conn() {
-            Conn::Postgres($conn) => $statement.await,
+            Conn::Postgres($conn) => $statement.await.map_err(Error::from),
             Conn::Sqlite(_) => Err(wrong_database()),
         };
         $tx.settled();
@@ -216,19 +217,33 @@ impl Persistence for Steps {
         worker: &WorkerContext,
     ) -> Result<(), Error> {
         step(async {
-            let results: Vec<_> = events
-                .iter()
-                .filter_map(|event| match event {
-                    TaskEvent::Complete(result) => Some(result),
-                    _ => None,
-                })
-                .collect();
-            if results.is_empty() {
-                return Ok(());
-            }
-            let mut on = self.db.read().await?;
+            let results = events.iter().filter_map(|event| match event {
+                TaskEvent::Complete(result) => Some(result),
+                _ => None,
+            });
+            let (done, failed): (Vec<_>, Vec<_>) =
+                results.partition(|result| *result.status() == Status::Done);
             let name = worker.name();
-            on!(on, |conn| queries::handle_results(conn, &results, name))?;
+            if !done.is_empty() {
+                // Nobody asks for them any more. apalis would keep them, and find those to note among
+                // all that its worker ever did.
+                let ids: Vec<_> = done
+                    .iter()
+                    .map(|result| result.task_id().to_string())
+                    .collect();
+                let mut on = self.db.read().await?;
+                let removed = on!(on, |conn| {
+                    sqlx::query("DELETE FROM apalis.jobs WHERE id = ANY($1) AND lock_by = $2")
+                        .bind(&ids)
+                        .bind(name)
+                        .execute(conn)
+                });
+                removed?;
+            }
+            if !failed.is_empty() {
+                let mut on = self.db.read().await?;
+                on!(on, |conn| queries::handle_results(conn, &failed, name))?;
+            }
             Ok(())
         })
         .await

@@ -260,6 +260,8 @@ impl Worker {
             }
         };
         room.took(settlement.duration);
+        // The endpoint has nothing to do with how long it takes to settle.
+        drop(room);
         self.settle(settlement).await;
         Ok(())
     }
