@@ -49,6 +49,9 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// itself ends what takes longer than [`LONGEST_STATEMENT`].
 const SILENCE: Duration = Duration::from_secs(20);
 
+/// How often a starting process waits for its first connection before it gives up.
+const FIRST_TRIES: u32 = 3;
+
 /// How long PostgreSQL lets a statement run.
 const LONGEST_STATEMENT: &str = "15s";
 
@@ -198,8 +201,16 @@ impl Db {
             .max_connections(config.database_connections)
             .acquire_timeout(PATIENCE)
             .test_before_acquire(false)
-            .connect_with(options)
-            .await?;
+            .connect_lazy_with(options);
+        // A database that is busy, or starts at the same time, gets a few chances.
+        let mut tries = 1;
+        loop {
+            match pool.acquire().await {
+                Ok(_) => break,
+                Err(sqlx::Error::PoolTimedOut) if tries < FIRST_TRIES => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(Self::Postgres(pool))
     }
 

@@ -137,6 +137,7 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
             biased;
             () = stop.cancelled() => None,
             ended = worker(&db, &name, concurrency, handler.clone(), running.clone()) => Some(ended),
+            () = beat(&db, &name) => None,
         };
         let Some(ended) = ended else {
             return drain(&db, &running, &name).await;
@@ -149,6 +150,29 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+/// Says that a worker lives, for as long as it is polled.
+///
+/// The worker says so itself, but not while all its slots are taken: then another node would take over
+/// what it is doing.
+async fn beat(db: &Db, name: &str) {
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        let beating = async {
+            let mut tx = db.begin().await?;
+            let text = if tx.is_postgres() {
+                "UPDATE apalis.workers SET last_seen = now() WHERE id = $1"
+            } else {
+                "UPDATE Workers SET last_seen = strftime('%s', 'now') WHERE id = $1"
+            };
+            execute!(&mut tx, text, name)?;
+            tx.commit().await
+        };
+        if let Err(error) = db::within(db::PATIENCE, beating).await.flatten() {
+            tracing::warn!(%error, "a worker could not say that it lives");
+        }
     }
 }
 
