@@ -57,10 +57,10 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
         if let Err(error) = gauges::observe(db).await {
             tracing::warn!(%error, "the gauges could not be read");
         }
-        let expired = until_small(BATCH, || idempotency.sweep(BATCH)).await;
-        let finished = until_small(BATCH, || jobs::purge(db, BATCH)).await;
-        let attempts = until_small(BATCH, || retention::attempts(db, BATCH)).await;
-        let letters = until_small(BATCH, || retention::dead_letters(db, BATCH)).await;
+        let expired = until_small(&stop, BATCH, || idempotency.sweep(BATCH)).await;
+        let finished = until_small(&stop, BATCH, || jobs::purge(db, BATCH)).await;
+        let attempts = until_small(&stop, BATCH, || retention::attempts(db, BATCH)).await;
+        let letters = until_small(&stop, BATCH, || retention::dead_letters(db, BATCH)).await;
         let others = retention.sweep(db, BATCH).await;
         let secrets = endpoints::forget_secrets(db).await;
         let failed = [others.as_ref().err(), secrets.as_ref().err()];
@@ -76,11 +76,15 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
 
 /// Repeats a batch until one comes back small, within bounds; how much there was.
 async fn until_small<F: Future<Output = sqlx::Result<u64>>>(
+    stop: &CancellationToken,
     batch: i64,
     step: impl Fn() -> F,
 ) -> u64 {
     let mut all = 0;
     for _ in 0..BATCHES {
+        if stop.is_cancelled() {
+            break;
+        }
         match step().await {
             Ok(some) => {
                 all += some;

@@ -182,14 +182,13 @@ async fn look_up(db: Db, hashes: Vec<Vec<u8>>) -> sqlx::Result<Vec<Option<Caller
 
 async fn rows(reader: &mut Reader, hashes: &[Vec<u8>]) -> sqlx::Result<Vec<KeyRow>> {
     if let Conn::Postgres(conn) = reader.conn() {
-        let rows = sqlx::query_as(
+        let asking = sqlx::query_as(
             "SELECT hash, project_id, scopes FROM api_keys WHERE hash = ANY($1) AND revoked_at IS NULL",
         )
         .bind(hashes)
-        .fetch_all(conn)
-        .await;
-        reader.settled();
-        return rows;
+        .fetch_all(conn);
+        let rows = db::answered(asking).await;
+        return db::settle(reader, rows);
     }
     let mut rows = Vec::new();
     for hash in hashes {

@@ -204,7 +204,9 @@ impl<E> ContractEndpoint<E> {
                 caller.ok_or_else(auth::unauthenticated)
             }
             Err(error) => {
-                self.store.failed(Instant::now());
+                if db::is_unavailable(&error) {
+                    self.store.failed(Instant::now());
+                }
                 Err(error.into())
             }
         }

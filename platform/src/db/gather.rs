@@ -149,7 +149,7 @@ fn alike(error: &sqlx::Error) -> sqlx::Error {
     if super::is_unavailable(error) {
         sqlx::Error::PoolTimedOut
     } else {
-        sqlx::Error::Protocol(error.to_string())
+        sqlx::Error::Decode(error.to_string().into())
     }
 }
 

@@ -27,13 +27,16 @@ use crate::db::{self, Conn, Db, Queryable, Timestamp, announced, execute};
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(3);
 
+/// How many names of workers that ended are handed back for.
+const REMEMBERED: usize = 8;
+
 /// How many missed heartbeats make a worker dead.
 const MISSED_HEARTBEATS: usize = 4;
 
 /// How long a stopping worker waits for the jobs that run.
 const DRAIN: Duration = Duration::from_secs(35);
 
-/// How long finished jobs stay, for people who look at the queue.
+/// How long finished jobs stay on SQLite, and on PostgreSQL those that failed.
 const KEEP_FINISHED: Duration = Duration::from_mins(10);
 
 /// A kind of job.
@@ -127,9 +130,12 @@ async fn handle<J: Job>(job: J, handler: Data<Handler<J>>) -> Result<(), BoxDynE
 /// and hands back those that were fetched and did not start.
 pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: CancellationToken) {
     let running = TaskTracker::new();
+    // Those that ended may hold jobs still: the database was away when they did.
+    let mut names = Vec::new();
     let mut pause = Duration::from_millis(100);
     loop {
         let name = format!("{}-{}", J::QUEUE, Ulid::generate());
+        names.push(name.clone());
         let started = tokio::time::Instant::now();
         // Stopped by dropping it: a worker that is told to stop waits for its jobs without looking
         // after its own query, which may hold the very connection that the jobs wait for.
@@ -140,7 +146,7 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
             () = beat(&db, &name) => None,
         };
         let Some(ended) = ended else {
-            return drain(&db, &running, &name).await;
+            return drain(&db, &running, &names).await;
         };
         if let Err(error) = ended {
             if started.elapsed() > Duration::from_secs(10) {
@@ -148,7 +154,13 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
             }
             tracing::warn!(queue = J::QUEUE, %error, ?pause, "a worker ended; the next one starts");
         }
-        tokio::time::sleep(pause).await;
+        tokio::select! {
+            () = stop.cancelled() => return drain(&db, &running, &names).await,
+            () = tokio::time::sleep(pause) => {}
+        }
+        // Those of the oldest are taken over by now: their heartbeats are long missed.
+        let keep = names.len().saturating_sub(REMEMBERED);
+        names.drain(..keep);
         pause = (pause * 2).min(Duration::from_secs(5));
     }
 }
@@ -219,20 +231,23 @@ async fn worker<J: Job>(
     }
 }
 
-/// Waits for the jobs that run, and gives back to the queue what the worker of this name holds.
+/// Waits for the jobs that run, and gives back to the queue what the workers of these names hold.
 ///
 /// Among these are jobs that ended and were not acknowledged any more; run again, they find that all
 /// is settled.
-async fn drain(db: &Db, running: &TaskTracker, name: &str) {
+async fn drain(db: &Db, running: &TaskTracker, names: &[String]) {
     running.close();
     if tokio::time::timeout(DRAIN, running.wait()).await.is_err() {
         tracing::warn!("some jobs did not end in time; they run again elsewhere");
     }
-    let handed_back = db::within(db::PATIENCE, hand_back(db, name))
-        .await
-        .flatten();
-    if let Err(error) = handed_back {
-        tracing::warn!(%error, "jobs could not be handed back; they run again when this worker counts as dead");
+    for name in names {
+        let handed_back = db::within(db::PATIENCE, hand_back(db, name))
+            .await
+            .flatten();
+        if let Err(error) = handed_back {
+            tracing::warn!(%error, "jobs could not be handed back; they run again when this worker counts as dead");
+            return;
+        }
     }
 }
 

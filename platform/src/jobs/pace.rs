@@ -3,7 +3,7 @@
 //!
 //! A commit of this process that enqueued a job wakes its workers, and wakes that come thick and fast are
 //! taken together: each look costs the same whether it finds one job or a hundred. Jobs of other nodes,
-//! and jobs whose time has come, are found by looking. An idle process costs twenty cheap queries a second.
+//! and jobs whose time has come, are found by looking. An idle process costs ten cheap queries a second and queue.
 
 use std::{
     pin::Pin,

@@ -5,7 +5,7 @@
 //! and whatever hangs stops all of it. Here each step has an end, after less time than makes a worker dead
 //! in the eyes of the others; then the step fails, the worker ends and [`run`](super::run) starts the
 //! next. The statements are apalis's own, but for the first sign of life, whose time apalis takes in a
-//! type of its own that nobody else can name.
+//! type of its own that nobody else can name, and for jobs that are done, which are deleted.
 
 use std::{
     marker::PhantomData,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::MasterKey,
-    db::{Conn, Db, Gather, JsonText, Queryable as _, Timestamp, execute, fetch_optional},
+    db::{self, Conn, Db, Gather, JsonText, Queryable as _, Timestamp, execute, fetch_optional},
     jobs::Job,
 };
 
@@ -84,16 +84,15 @@ async fn active_versions(db: Db, plugins: Vec<PluginId>) -> sqlx::Result<Vec<Opt
     let mut reader = db.read().await?;
     let mut rows: Vec<VersionRow> = Vec::new();
     if let Conn::Postgres(conn) = reader.conn() {
-        let found = sqlx::query_as(
+        let asking = sqlx::query_as(
             "SELECT p.id, v.version, v.sha256 FROM plugins p \
              JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
              WHERE p.id = ANY($1)",
         )
         .bind(distinct)
-        .fetch_all(conn)
-        .await;
-        reader.settled();
-        rows = found?;
+        .fetch_all(conn);
+        let found = db::answered(asking).await;
+        rows = db::settle(&mut reader, found)?;
     } else {
         for id in distinct {
             rows.extend(fetch_optional!(

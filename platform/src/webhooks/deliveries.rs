@@ -28,7 +28,7 @@ use crate::{
         request_id::RequestId,
         spec::Tag,
     },
-    db::{Conn, Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
+    db::{self, Conn, Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
     jobs::{self, Job},
 };
 
@@ -309,7 +309,7 @@ pub(super) async fn create_all(
     let requests: Vec<uuid::Uuid> = made.iter().map(|_| RequestId::generate().into()).collect();
     let states: Vec<&str> = made.iter().map(|(.., state)| state.as_str()).collect();
     if let Conn::Postgres(conn) = on.conn() {
-        let inserted = sqlx::query(
+        let inserting = sqlx::query(
             "INSERT INTO webhook_deliveries (id, project_id, event_id, event_type, endpoint_id, request_id, \
              state, attempts, next_number, ladder_number, step, job_copy, next_attempt_at, created_at, \
              updated_at) SELECT d.id, $1, $2, $3, d.endpoint_id, d.request_id, d.state, 0, 2, 1, 1, 0, \
@@ -325,10 +325,9 @@ pub(super) async fn create_all(
         .bind(to)
         .bind(requests)
         .bind(states)
-        .execute(conn)
-        .await;
-        on.settled();
-        inserted?;
+        .execute(conn);
+        let inserted = db::answered(inserting).await;
+        db::settle(on, inserted)?;
     }
     let jobs: Vec<_> = made
         .into_iter()

@@ -83,7 +83,7 @@ pub struct NewEndpoint {
     url: String,
     /// A note of the tenant's.
     description: Option<Text<500>>,
-    /// What to listen to; absent: everything.
+    /// What to listen to; absent, or `["*"]`: everything but `endpoint.*`, which has to be named.
     #[serde(default)]
     event_types: Option<Patterns>,
     /// Whether webhooks go out at once; absent: they do.
@@ -112,7 +112,7 @@ pub struct EndpointChange {
     #[serde(default)]
     #[schemars(with = "Option<Text<500>>")]
     description: MaybeUndefined<Text<500>>,
-    /// What to listen to; null: everything.
+    /// What to listen to; null, or `["*"]`: everything but `endpoint.*`, which has to be named.
     #[serde(default)]
     #[schemars(with = "Option<Patterns>")]
     event_types: MaybeUndefined<Patterns>,

@@ -181,8 +181,9 @@ async fn events(db: &Db, walk: &Walk, batch: i64) -> sqlx::Result<Option<(Uuid, 
     // An event and its deliveries are made in one request, so their ids lie close together.
     let removed = execute!(
         &mut tx,
-        "DELETE FROM events WHERE id > $1 AND id <= $2 AND id NOT IN \
-         (SELECT event_id FROM webhook_deliveries WHERE id > $3 AND id < $4)",
+        "DELETE FROM events WHERE id > $1 AND id <= $2 AND NOT EXISTS \
+         (SELECT 1 FROM webhook_deliveries d \
+          WHERE d.event_id = events.id AND d.id > $3 AND d.id < $4)",
         walk.reached,
         last,
         first_id(moment(*first) - APART),

@@ -233,6 +233,13 @@ impl Settlement {
         }
     }
 
+    /// The status, or the kind of error alone: its text may name the host.
+    pub(super) fn kind_seen(&self) -> String {
+        let seen = self.seen();
+        seen.split_once(':')
+            .map_or(seen.clone(), |(kind, _)| kind.to_owned())
+    }
+
     async fn insert_dead_letter(
         &self,
         tx: &mut Tx,

@@ -115,7 +115,7 @@ async fn failing(settlement: &Settlement, tx: &mut Tx, now: Timestamp) -> sqlx::
     let data = EndpointFailing {
         endpoint_id: settlement.endpoint,
         delivery_id: settlement.delivery,
-        reason: settlement.seen(),
+        reason: settlement.kind_seen(),
         since: now,
     };
     tell(settlement, tx, FAILING, &data).await

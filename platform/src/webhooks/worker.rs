@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
-    db::{Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
+    db::{self, Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
     jobs,
     plugins::{PluginHost, PluginId},
 };
@@ -43,6 +43,9 @@ use prepare::Prepared;
 
 /// How long an attempt is put off when its plugin is being compiled.
 const COMPILING: Duration = Duration::from_secs(1);
+
+/// How often somebody asks whether an attempt that is under way has ended.
+const UNDER_WAY: Duration = Duration::from_millis(200);
 
 /// How long a job that did not begin stays, so that its worker is gone before it could note its end.
 const UNTIL_UNACKNOWLEDGED: Duration = Duration::from_millis(200);
@@ -140,15 +143,14 @@ async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Opti
             .iter()
             .map(|(id, number)| (uuid::Uuid::from(*id), *number))
             .unzip();
-        let found = sqlx::query_as(loading!(
+        let asking = sqlx::query_as(loading!(
             "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
         ))
         .bind(ids)
         .bind(numbers)
-        .fetch_all(conn)
-        .await;
-        reader.settled();
-        rows = found?;
+        .fetch_all(conn);
+        let found = db::answered(asking).await;
+        rows = db::settle(&mut reader, found)?;
     } else {
         for (id, number) in &attempts {
             rows.extend(fetch_optional!(
@@ -182,9 +184,13 @@ impl Worker {
     /// Makes the attempt of a job; returns once the outcome is settled.
     pub async fn deliver(&self, job: DeliverWebhook) {
         // A worker that lost the database leaves its jobs running here while the queue gives them out
-        // again: whoever is at an attempt already goes on alone.
-        let Some(_running) = self.running.begin(job.delivery_id, job.number) else {
-            return;
+        // again: whoever is at an attempt already goes on alone. The second waits for it, because a job
+        // that returns is done with, and if this process died there would be nothing left of it.
+        let _running = loop {
+            match self.running.begin(job.delivery_id, job.number) {
+                Some(running) => break running,
+                None => tokio::time::sleep(UNDER_WAY).await,
+            }
         };
         jobs::until_done("an attempt", || self.attempt(&job)).await;
     }

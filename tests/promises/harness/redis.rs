@@ -44,8 +44,11 @@ impl Redis {
             if server.try_wait().expect("a child").is_some() {
                 return Some(false);
             }
-            let pong = self.try_command("PING").await?;
-            (pong == "+PONG").then_some(true)
+            let id = server.id().to_string();
+            // Another server may have the port, and ours is about to end: then its answer counts for nothing.
+            let info = self.exchange("INFO server", "process_id:").await?;
+            let pid = info.split("process_id:").nth(1)?.split('\r').next()?;
+            (pid == id).then_some(true)
         })
         .await
     }
@@ -61,21 +64,30 @@ impl Redis {
     }
 
     async fn try_command(&self, command: &str) -> Option<String> {
+        let answer = self.exchange(command, "").await?;
+        answer.split('\r').next().map(str::to_owned)
+    }
+
+    /// Sends a command and reads until `what` and the end of its line are there.
+    async fn exchange(&self, command: &str, what: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.address()).await.ok()?;
         let line = format!("{command}\r\n");
         stream.write_all(line.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        while !answer.contains(&b'\n') {
+        let mut answer = String::new();
+        loop {
             let mut buffer = [0; 4096];
-            let length = stream
-                .read(&mut buffer)
-                .await
-                .ok()
-                .filter(|length| *length > 0)?;
-            answer.extend_from_slice(&buffer[..length]);
+            let length = stream.read(&mut buffer).await.ok()?;
+            if length == 0 {
+                return None;
+            }
+            answer += &String::from_utf8_lossy(&buffer[..length]);
+            let whole = answer
+                .split_once(what)
+                .is_some_and(|(_, rest)| rest.contains('\n'));
+            if whole {
+                return Some(answer);
+            }
         }
-        let line = answer.split(|byte| *byte == b'\r').next()?;
-        Some(String::from_utf8_lossy(line).into_owned())
     }
 
     /// How many keys it holds.

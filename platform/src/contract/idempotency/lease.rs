@@ -46,7 +46,8 @@ static RELEASE: LazyLock<Script> = LazyLock::new(|| {
 /// What came of asking for a key.
 #[derive(Debug)]
 pub enum Capture {
-    /// The caller may go on to SQL; it has the lease, unless Redis is out of reach.
+    /// The caller may go on to SQL. It has the lease, unless Redis is out of reach or holds a copy that is
+    /// over; then nothing that it does to the lease takes effect.
     Go(Lease),
     /// The request was answered before.
     Answered(Box<Record>),

@@ -8,7 +8,7 @@
 //! nothing. The primary key `(project_id, key)` is the backstop: whoever loses there starts again and
 //! replays. All of it runs in a task of its own, so that a client that hangs up cannot stop it half-way.
 //! With Redis, a key is captured there first (`lease`): those who come while it is held, or after it was
-//! answered, are told so without the lock. Redis decides nothing that SQL does not confirm.
+//! answered, are told so without the lock. Whether a request may run is decided by SQL alone.
 
 mod key;
 mod lease;
@@ -46,7 +46,7 @@ const IN_FLIGHT: &str = "botix_mutations_in_flight";
 /// How often a request that lost at the backstop starts again before it gives up.
 const STARTS: usize = 3;
 
-/// How long a handler may take; with what comes before and after it, less than a lease of 60 s.
+/// How long a handler may take, renewing its lease meanwhile.
 const HANDLER_PATIENCE: Duration = Duration::from_secs(40);
 
 /// What is asked, and under which key.

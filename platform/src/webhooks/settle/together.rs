@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{Settlement, storable};
 use crate::{
-    db::{Conn, Db, Gather, Queryable as _, Timestamp},
+    db::{self, Conn, Db, Gather, Queryable as _, Timestamp},
     webhooks::{
         attempts::{AttemptId, Trigger},
         ladder::Outcome,
@@ -62,7 +62,7 @@ async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<(
             settlements.iter().map($of).collect::<Vec<_>>()
         };
     }
-    let settled = sqlx::query(
+    let settling = sqlx::query(
         "WITH made AS (INSERT INTO webhook_attempts \
          (id, project_id, delivery_id, endpoint_id, event_type, number, trigger, url, request_id, status, \
           status_code, error, duration_ms, request_headers, payload, response_headers, response_body, \
@@ -101,10 +101,9 @@ async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<(
     .bind(each!(|s| s.plugin.as_ref().map(json)))
     .bind(each!(|s| s.started_at))
     .bind(Timestamp::now())
-    .execute(conn)
-    .await;
-    on.settled();
-    settled?;
+    .execute(conn);
+    let settled = db::answered(settling).await;
+    db::settle(&mut on, settled)?;
     Ok(vec![(); settlements.len()])
 }
 
