@@ -287,11 +287,18 @@ impl Config {
                 return wrong(key, "is longer than nothing");
             }
         }
-        if !matches!(self.cursors.keys.len(), 1 | 2) {
+        let keys = &self.cursors.keys;
+        if !matches!(keys.len(), 1 | 2) || keys.contains(&0) || keys.first() == keys.get(1) {
             return wrong(
                 "cursors.keys",
-                "is the number of the key that signs, and of one more that verifies",
+                "is the number, from 1, of the key that signs, and of at most one other that verifies",
             );
+        }
+        if self.idempotency.lease < Duration::from_secs(1) {
+            return wrong("idempotency.lease", "is at least 1s");
+        }
+        if tracing_subscriber::EnvFilter::try_new(&self.log).is_err() {
+            return wrong("log", "is a filter like info,botix=debug");
         }
         let redis = self
             .redis_url

@@ -6,13 +6,13 @@
 //! | --- | --- |
 //! | [`cli`] | a file per command of the `botix` program |
 //! | [`app`] | the composition root: builds every part once and hands it on; the sweeps |
-//! | [`console`] | HTML pages: docs, error codes |
+//! | [`console`] | what people and monitors look at: docs, error codes, changelog, health, metrics |
 //! | [`resources`] | the business: a file per resource with its types, handlers and SQL |
 //! | [`webhooks`] | endpoints, events, deliveries, the ladder, signing, sending, the inspector |
 //! | [`plugins`] | tenants' WebAssembly: registry, engine, host imports, limits |
 //! | [`contract`] | what every route shares: auth, errors, idempotency, cursors, request ids |
 //! | [`jobs`] | apalis: enqueueing inside a transaction, workers |
-//! | [`db`] | the only room that knows there are two databases |
+//! | [`db`] | what lets the same text run on two databases; where the texts differ, the caller has both |
 //! | [`shared`] | what nodes share through Redis, and a circuit in front of a store |
 //! | [`config`] | typed settings |
 //! | `fuzzing` | in tests and fuzz builds alone: what must hold for whatever bytes come in |

@@ -1,4 +1,4 @@
-//! The only room that knows there are two databases.
+//! Two databases behind one set of types.
 //!
 //! PostgreSQL and SQLite run the same query text: both take `$1`, `RETURNING`, `ON CONFLICT` and row
 //! values. [`Db`] holds the pools, [`Tx`] is an open transaction, [`Conn`] is what a statement runs
