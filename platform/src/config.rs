@@ -307,8 +307,11 @@ impl Config {
         if redis.is_some_and(|url| !url.starts_with("redis://") && !url.starts_with("rediss://")) {
             return wrong("redis_url", "starts with redis:// or rediss://");
         }
-        if self.rate_limit.requests == 0 || self.rate_limit.window.is_zero() {
-            return wrong("rate_limit", "allows at least one request in a window");
+        if self.rate_limit.requests == 0 {
+            return wrong("rate_limit.requests", "is at least 1");
+        }
+        if self.rate_limit.window < Duration::from_secs(1) {
+            return wrong("rate_limit.window", "is at least 1s");
         }
         if self.is_postgres() && self.master_key.is_none() {
             return wrong(

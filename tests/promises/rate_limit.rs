@@ -1,5 +1,6 @@
 //! The rate limit: per project, told on every answer, and one for all nodes where they share a Redis.
 
+use crate::harness::api::Api;
 use crate::harness::server::{Setup, TestServer};
 use crate::harness::{Backend, eventually, on_every_store};
 
@@ -117,4 +118,52 @@ async fn a_redis_that_is_away_lets_every_request_be_counted_in_the_process() {
         (api.get("/contacts").send().await.status == 200).then_some(())
     })
     .await;
+}
+
+/// What stands under the keys of one project is nobody else's business, and mends itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_key_in_redis_costs_nobody_else_anything() {
+    let overrides = [
+        ("BOTIX_RATE_LIMIT__REQUESTS", "3"),
+        ("BOTIX_RATE_LIMIT__WINDOW", "1h"),
+    ];
+    let mut server = TestServer::start(Backend::PostgresAndRedis, &overrides).await;
+    let damaged = server.project("damaged").await;
+    let other = server.project("other").await.api;
+    let key = format!("botix:rate:{}", damaged.id);
+    let remaining = async |api: &Api, remaining: &str| {
+        let answer = api.get("/contacts").send().await.expect(200);
+        let standing = answer
+            .header("ratelimit")
+            .expect("where it stands")
+            .to_owned();
+        assert!(
+            standing.starts_with(&format!("\"default\";r={remaining};")),
+            "{standing}"
+        );
+    };
+    remaining(&other, "2").await;
+    server.redis().command(&format!("SET {key} garbage")).await;
+    remaining(&damaged.api, "2").await;
+    // As a clock that was set back leaves it: far ahead of the window.
+    server
+        .redis()
+        .command(&format!("SET {key} 9000000000000000"))
+        .await;
+    let refused = damaged.api.get("/contacts").send().await;
+    let wait = refused
+        .header("retry-after")
+        .and_then(|wait| wait.parse::<u64>().ok());
+    assert!(wait.is_some_and(|wait| wait <= 3600), "{wait:?}");
+    refused.problem("RATE_LIMITED");
+    server.redis().command(&format!("DEL {key}")).await;
+    server.redis().command(&format!("RPUSH {key} list")).await;
+    damaged.api.get("/contacts").send().await.expect(200);
+    // Counted in Redis all along: in the process it would begin anew.
+    remaining(&other, "1").await;
+    assert!(
+        !server.stderr().contains("out of reach"),
+        "{}",
+        server.stderr()
+    );
 }

@@ -29,13 +29,15 @@ use crate::{
 };
 
 /// Counts a request, in microseconds of the clock of Redis: `ARGV` is what one request takes and the
-/// window; gives what remains, or else the wait as a negative number.
+/// window; gives what remains, or else the wait as a negative number. What is kept may be damaged, or
+/// from before the clock was set back: it never counts for more than the window.
 static COUNT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local time = redis.call('TIME') \
          local now = time[1] * 1000000 + time[2] \
          local each, window = tonumber(ARGV[1]), tonumber(ARGV[2]) \
-         local back = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now) + each \
+         local known = tonumber(redis.call('GET', KEYS[1]) or 0) or 0 \
+         local back = math.min(math.max(known, now), now + window) + each \
          if back - now > window then return now + window - back end \
          redis.call('SET', KEYS[1], string.format('%.0f', back), 'PX', \
              math.ceil((back - now) / 1000)) \

@@ -103,6 +103,11 @@ impl Shared {
                 }
                 Ok(answer)
             }
+            // Redis lives, and does not like what is under this one key.
+            Ok(Err(error)) if concerns_a_key(&error) => {
+                tracing::debug!(%error, "a key in Redis holds something else than it should");
+                Err(OutOfReach)
+            }
             Ok(Err(error)) => inner.lost(Some(&error)),
             Err(_) => inner.lost(None),
         }
@@ -132,6 +137,12 @@ impl Inner {
         }
         Err(OutOfReach)
     }
+}
+
+/// Whether an error is about what a key holds, rather than about Redis.
+fn concerns_a_key(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE")
+        || error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::ResponseError)
 }
 
 /// A manager that connects when first used, and does not try again by itself: the circuit does.
