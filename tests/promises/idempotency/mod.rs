@@ -11,16 +11,27 @@ mod store;
 
 use crate::harness::api::{Answer, Api, Request};
 use crate::harness::server::TestServer;
+use crate::harness::{Backend, eventually};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-/// Sends `request` and waits until the server is at work on it.
+/// Sends `request`, whose work the test holds up, and waits until the server is at work on it: on
+/// `PostgreSQL` until the handler waits for the table, and so has the key's lock.
 pub async fn begin(
     server: &TestServer,
     request: &Request,
 ) -> JoinHandle<Result<Answer, reqwest::Error>> {
     let client = tokio::spawn(request.clone().try_send());
     server.at_work().await;
+    if server.backend != Backend::Sqlite {
+        let mut outside = server.outside().await;
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the handler waits for the table", async || {
+            (outside.number(waiting).await > 0).then_some(())
+        })
+        .await;
+    }
     client
 }
 
