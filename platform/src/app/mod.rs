@@ -34,7 +34,7 @@ use crate::{
         spec::{self, Version},
     },
     db::{Db, OpenError, Sealer},
-    jobs,
+    jobs::{self, Ended, Hand},
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
@@ -43,10 +43,12 @@ use crate::{
         chores::Chore,
         dead_letters::{self, DeadLettersApi},
         deliveries::{self, DeliverWebhook, DeliveriesApi},
+        dispatch::Dispatch,
         endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
         event_types::{self, EventType, EventTypesApi},
         events::{self, EventsApi},
         inspector::{self, InspectorApi, Receive},
+        publishing::Publisher,
         redeliveries::{self, RedeliveriesApi},
         repeats::RepeatsApi,
         sender::{Sender, SenderError},
@@ -151,11 +153,17 @@ type PublicApi = (
     InspectorApi,
 );
 
-fn public_api(db: &Db, sealer: &Sealer, public_url: &str) -> OpenApiService<PublicApi, ()> {
+fn public_api(
+    db: &Db,
+    sealer: &Sealer,
+    public_url: &str,
+    dispatch: Option<Dispatch>,
+) -> OpenApiService<PublicApi, ()> {
     let apis = (
         ContactsApi { db: db.clone() },
         EventsApi {
             db: db.clone(),
+            publisher: Publisher::new(db.clone(), dispatch),
             types: event_types(),
         },
         EventTypesApi {
@@ -198,7 +206,7 @@ pub fn openapi(version: Version, deprecations: &[Deprecation]) -> serde_json::Va
         writer: pool.clone(),
         readers: pool,
     };
-    let service = public_api(&db, &Sealer::new(&MasterKey::generate()), "");
+    let service = public_api(&db, &Sealer::new(&MasterKey::generate()), "", None);
     let webhooks: Vec<_> = event_types().iter().map(EventType::webhook).collect();
     spec::document(version, || service.spec(), &webhooks, deprecations)
 }
@@ -240,6 +248,7 @@ pub struct App {
     public_url: String,
     executions: TaskTracker,
     idempotency: Idempotency,
+    dispatch: Dispatch,
 }
 
 impl App {
@@ -262,11 +271,13 @@ impl App {
             &store.config.idempotency,
             executions.clone(),
         );
+        let hand = Hand::new(store.db.clone(), store.config.webhooks.concurrency);
         Self {
             store,
             public_url,
             executions,
             idempotency,
+            dispatch: Dispatch::new(hand),
         }
     }
 
@@ -313,7 +324,7 @@ impl App {
     fn routes(&self) -> impl Endpoint<Output = Response> + 'static {
         let db = &self.store.db;
         let sealer = Sealer::new(&self.store.master);
-        let service = public_api(db, &sealer, &self.public_url);
+        let service = public_api(db, &sealer, &self.public_url, Some(self.dispatch.clone()));
         let deprecations = deprecations(&self.store.config.offset_pagination);
         let deprecations = Deprecations::new(deprecations, &self.public_url);
         let changelog = console::changelog::Changelog::new(deprecations.all(), &self.public_url);
@@ -396,26 +407,33 @@ impl App {
             together: Together::new(db.clone()),
             stop: stop.clone(),
         };
-        let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |job| {
+        self.dispatch.start(worker.clone());
+        let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |taken| {
             let worker = worker.clone();
-            Box::pin(async move { worker.deliver(job).await })
+            Box::pin(async move { worker.deliver(taken, None).await })
         });
-        let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |job| {
+        let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |taken| {
             let plugins = plugins.clone();
-            Box::pin(async move { plugins.compile(job).await })
+            Box::pin(async move {
+                plugins.compile(taken.job).await;
+                Ended::Settled
+            })
         });
         let of_chores = db.clone();
-        let chores: jobs::Handler<Chore> =
-            Arc::new(move |chore| Box::pin(chore.run(of_chores.clone())));
+        let chores: jobs::Handler<Chore> = Arc::new(move |taken| {
+            let chore = taken.job.run(of_chores.clone());
+            Box::pin(chore.map(|()| Ended::Settled))
+        });
         let concurrency = config.webhooks.concurrency;
+        let hand = self.dispatch.hand().clone();
         together([
-            jobs::run(db.clone(), concurrency, deliver, stop.clone())
+            jobs::run(db.clone(), concurrency, deliver, Some(hand), stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 2, compile, stop.clone())
+            jobs::run(db.clone(), 2, compile, None, stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 4, chores, stop.clone())
+            jobs::run(db.clone(), 4, chores, None, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             sweep::run(db, &self.idempotency, stop)

@@ -1,7 +1,7 @@
 //! What every route shares, and no business.
 //!
 //! A request passes [`layer`]: authentication, scope, then for a mutation [`idempotency`], then the
-//! typed handler. Handlers take [`Body`] and [`Work`], give [`Reply`], [`Created`], [`Accepted`] or
+//! typed handler. Handlers take [`Body`] and [`Work`] or [`Later`], give [`Reply`], [`Created`], [`Accepted`] or
 //! [`NoContent`], and fail with [`ApiError`], whose codes come from the one table in [`error`]. A list is
 //! declared with [`page::Listed`] and walks by the signed cursors of [`cursor`]. What ends is declared as
 //! a [`deprecation`] and announced in the [`changelog`].
@@ -24,5 +24,5 @@ pub mod text;
 
 pub use auth::Caller;
 pub use error::{ApiError, Code};
-pub use idempotency::Work;
+pub use idempotency::{Later, Work};
 pub use payload::{Accepted, Action, Body, Created, NoContent, RawJson, Reply};

@@ -195,6 +195,8 @@ impl Db {
             .map_err(|error: sqlx::Error| OpenError::Url(error.to_string()))?;
         let options = options.application_name("botix").options([
             ("statement_timeout", LONGEST_STATEMENT),
+            // Compiling a plan takes longer than any statement here runs.
+            ("jit", "off"),
             ("idle_in_transaction_session_timeout", "60s"),
         ]);
         let pool = PgPoolOptions::new()

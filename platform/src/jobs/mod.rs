@@ -1,31 +1,43 @@
 //! Durable jobs on apalis: enqueued inside the business's own transaction, run by workers.
 //!
 //! A job is `Ok` once its outcome is settled in our own tables; what is to be tried again later is a
-//! new job with its own `run_at`, never apalis's own retry. Workers are named by a new ULID per start,
+//! new job with its own `run_at`, never apalis's own retry. A process may begin itself what it has just
+//! enqueued ([`Hand`]). Workers are named by a new ULID per start,
 //! because a worker that comes back under its old name never recovers the jobs it held; heartbeats are
 //! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
 //! database ends, also where the wire only went silent ([`queue`]); [`run`] starts the next one.
 
+mod hand;
 mod pace;
 mod queue;
+mod rows;
 
 use std::{sync::Arc, time::Duration};
 
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
-use apalis_core::{error::BoxDynError, task::builder::TaskBuilder};
+use apalis_core::{
+    error::BoxDynError,
+    task::{attempt::Attempt, builder::TaskBuilder, task_id::TaskId},
+};
 use apalis_sqlite::SqliteStorage;
 use futures::future::BoxFuture;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
+pub use hand::{Grip, Hand};
 use pace::Pace;
 use queue::Queue;
+pub use rows::Rows;
+pub(crate) use rows::insert_jobs;
 
 use crate::db::{self, Conn, Db, Queryable, Timestamp, announced, execute};
 
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// How long a job that did not begin stays.
+const UNTIL_UNACKNOWLEDGED: Duration = Duration::from_millis(200);
 
 /// How many names of workers that ended are handed back for.
 const REMEMBERED: usize = 8;
@@ -46,89 +58,179 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + Unpin + 'static {
 
     /// A name that no second job of the queue may have, if there is one.
     fn unique_key(&self) -> Option<String>;
-}
 
-/// Why a job could not be enqueued.
-#[derive(Debug, thiserror::Error)]
-pub enum EnqueueError {
-    /// The queue of PostgreSQL refused.
-    #[error(transparent)]
-    Postgres(#[from] apalis_postgres::Error),
-    /// The queue of SQLite refused.
-    #[error(transparent)]
-    Sqlite(#[from] apalis_sqlite::Error),
-    /// The job cannot be written as JSON.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-}
-
-impl From<EnqueueError> for sqlx::Error {
-    fn from(error: EnqueueError) -> Self {
-        match error {
-            EnqueueError::Postgres(apalis_postgres::Error::Database(error))
-            | EnqueueError::Sqlite(apalis_sqlite::Error::Database(error)) => error,
-            other => Self::Encode(Box::new(other)),
-        }
+    /// Of the jobs that are due, those with more come first.
+    fn priority(&self) -> i32 {
+        0
     }
 }
 
+/// The priority of jobs that nobody has waited for yet.
+pub const FRESH: i32 = 1;
+
 /// Puts jobs into their queue, to run at `run_at` or as soon after it as a worker is free.
 ///
-/// `run_at` is kept in whole seconds, rounded up: a job is never early.
+/// SQLite keeps whole seconds, rounded up: a job is never early.
 pub async fn enqueue<J: Job>(
     on: &mut impl Queryable,
     jobs: &[J],
     run_at: Timestamp,
-) -> Result<(), EnqueueError> {
+) -> sqlx::Result<()> {
     if jobs.is_empty() {
         return Ok(());
     }
-    let now = Timestamp::now();
-    let seconds = if run_at <= now {
-        now.seconds()
+    on.announce();
+    if on.is_postgres() {
+        enqueue_postgres(on, jobs, run_at.since(Timestamp::now())).await
     } else {
-        run_at.seconds_ceil()
+        enqueue_sqlite(on, jobs, run_at).await
+    }
+}
+
+async fn enqueue_postgres<J: Job>(
+    on: &mut impl Queryable,
+    jobs: &[J],
+    delay: Duration,
+) -> sqlx::Result<()> {
+    let mut rows = Rows::default();
+    for job in jobs {
+        rows.push(job, None).map_err(unwritable)?;
+    }
+    let priorities: Vec<i32> = jobs.iter().map(Job::priority).collect();
+    if let Conn::Postgres(conn) = on.conn() {
+        let inserting = rows.bind(sqlx::query_as::<_, ()>(insert_jobs!(
+            "$5",
+            "j.priority",
+            "clock_timestamp() + $7 * interval '1 microsecond'",
+            "UNNEST($1::text[], $2::bytea[], $3::text[], $4::text[], $6::integer[]) \
+             AS j (id, job, key, lock_by, priority)"
+        )));
+        let inserting = inserting
+            .bind(J::QUEUE)
+            .bind(priorities)
+            .bind(i64::try_from(delay.as_micros()).unwrap_or(i64::MAX))
+            .fetch_all(conn);
+        let inserted = db::answered(inserting).await;
+        db::settle(on, inserted)?;
+    }
+    Ok(())
+}
+
+async fn enqueue_sqlite<J: Job>(
+    on: &mut impl Queryable,
+    jobs: &[J],
+    run_at: Timestamp,
+) -> sqlx::Result<()> {
+    // What is due now is due whatever the clock is set to later.
+    let seconds = if run_at <= Timestamp::now() {
+        0
+    } else {
+        u64::try_from(run_at.seconds_ceil()).unwrap_or(0)
     };
     let tasks = jobs
         .iter()
         .map(|job| {
             let mut task = TaskBuilder::new(serde_json::to_vec(job)?)
-                .run_at_timestamp(u64::try_from(seconds).unwrap_or(0));
+                .run_at_timestamp(seconds)
+                .priority(usize::try_from(job.priority()).unwrap_or(0));
             if let Some(key) = job.unique_key() {
                 task = task.idempotency_key(key);
             }
             Ok(task.build())
         })
-        .collect::<Result<Vec<_>, serde_json::Error>>()?;
-    on.announce();
-    let pushed = match on.conn() {
-        Conn::Postgres(conn) => {
-            let pushing = apalis_postgres::queries::push_tasks(conn, J::QUEUE, tasks);
-            let pushed = db::answered(pushing).await;
-            let pushed = pushed.ok_or_else(|| apalis_postgres::Error::Database(db::silence()))?;
-            pushed.map_err(EnqueueError::from)
-        }
-        Conn::Sqlite(conn) => apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks)
-            .await
-            .map_err(EnqueueError::from),
-    };
+        .collect::<Result<Vec<_>, serde_json::Error>>()
+        .map_err(unwritable)?;
+    if let Conn::Sqlite(conn) = on.conn() {
+        let pushed = apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks).await;
+        pushed.map_err(|error| match error {
+            apalis_sqlite::Error::Database(error) => error,
+            other => sqlx::Error::Encode(Box::new(other)),
+        })?;
+    }
     on.settled();
-    pushed
+    Ok(())
+}
+
+fn unwritable(error: serde_json::Error) -> sqlx::Error {
+    sqlx::Error::Encode(Box::new(error))
+}
+
+/// The id of a job in its queue.
+#[derive(Clone, Debug)]
+pub struct JobId(String);
+
+impl JobId {
+    /// The written form, as in the database.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A job in the hands of a worker.
+#[derive(Clone, Debug)]
+pub struct Taken<J> {
+    /// The job.
+    pub job: J,
+    /// Its id.
+    pub id: JobId,
+    /// How many workers had it before and died: they may have done any part of it.
+    pub lost: usize,
+}
+
+/// What became of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    /// Its outcome is settled.
+    Settled,
+    /// Its outcome is settled, and with it the job was removed.
+    Removed,
+    /// Nothing was done, because this process stops: it stays in the queue.
+    NotBegun,
 }
 
 /// What runs a job; it returns once the outcome is settled.
-pub type Handler<J> = Arc<dyn Fn(J) -> BoxFuture<'static, ()> + Send + Sync>;
+pub type Handler<J> = Arc<dyn Fn(Taken<J>) -> BoxFuture<'static, Ended> + Send + Sync>;
 
-async fn handle<J: Job>(job: J, handler: Data<Handler<J>>) -> Result<(), BoxDynError> {
-    handler(job).await;
-    Ok(())
+async fn handle<J: Job>(
+    job: J,
+    id: TaskId,
+    attempt: Attempt,
+    handler: Data<Handler<J>>,
+) -> Result<Ended, BoxDynError> {
+    let taken = Taken {
+        job,
+        id: JobId(id.to_string()),
+        // This one counts already.
+        lost: attempt.current().saturating_sub(1),
+    };
+    let ended = handler(taken).await;
+    if ended == Ended::NotBegun {
+        // Its worker is gone before it could note an end.
+        tokio::time::sleep(UNTIL_UNACKNOWLEDGED).await;
+    }
+    Ok(ended)
+}
+
+/// Removes a job whose outcome the caller's transaction settles; false where the queue does that itself.
+pub async fn remove(on: &mut impl Queryable, id: &JobId) -> sqlx::Result<bool> {
+    if !on.is_postgres() {
+        return Ok(false);
+    }
+    execute!(on, "DELETE FROM apalis.jobs WHERE id = $1", id.as_str())?;
+    Ok(true)
 }
 
 /// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
 ///
 /// After `stop` no further job starts; it returns when those that run have ended, or after [`DRAIN`],
-/// and hands back those that were fetched and did not start.
-pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: CancellationToken) {
+/// and hands back those that were fetched and did not start. Jobs may be handed to it through `hand`.
+pub async fn run<J: Job>(
+    db: Db,
+    concurrency: usize,
+    handler: Handler<J>,
+    hand: Option<Hand>,
+    stop: CancellationToken,
+) {
     let running = TaskTracker::new();
     // Those that ended may hold jobs still: the database was away when they did.
     let mut names = Vec::new();
@@ -142,9 +244,12 @@ pub async fn run<J: Job>(db: Db, concurrency: usize, handler: Handler<J>, stop: 
         let ended = tokio::select! {
             biased;
             () = stop.cancelled() => None,
-            ended = worker(&db, &name, concurrency, handler.clone(), running.clone()) => Some(ended),
+            ended = worker(&db, &name, concurrency, handler.clone(), hand.clone(), running.clone()) => Some(ended),
             () = beat(&db, &name) => None,
         };
+        if let Some(hand) = &hand {
+            hand.close();
+        }
         let Some(ended) = ended else {
             return drain(&db, &running, &names).await;
         };
@@ -194,6 +299,7 @@ async fn worker<J: Job>(
     name: &str,
     concurrency: usize,
     handler: Handler<J>,
+    hand: Option<Hand>,
     running: TaskTracker,
 ) -> Result<(), WorkerError> {
     macro_rules! configured {
@@ -222,7 +328,8 @@ async fn worker<J: Job>(
     match db {
         Db::Postgres(_) => {
             let config = configured!(apalis_postgres::Config::default());
-            run_on!(Queue::<J>::new(db.clone(), config))
+            let hand = hand.map(|hand| (hand, running.clone()));
+            run_on!(Queue::<J>::new(db.clone(), config, hand))
         }
         Db::Sqlite { writer, .. } => {
             let config = configured!(apalis_sqlite::Config::default());
@@ -268,10 +375,18 @@ async fn hand_back(db: &Db, name: &str) -> sqlx::Result<()> {
 }
 
 /// Tries a job's work again until it is done: while the database is away, nothing can be settled.
-pub async fn until_done<F: Future<Output = sqlx::Result<()>>>(what: &str, work: impl Fn() -> F) {
+pub async fn until_done<T, F: Future<Output = sqlx::Result<T>>>(
+    what: &str,
+    work: impl Fn() -> F,
+) -> T {
     let mut pause = Duration::from_millis(100);
-    while let Err(error) = work().await {
-        tracing::warn!(what, %error, ?pause, "a job's work failed; trying again");
+    loop {
+        match work().await {
+            Ok(done) => return done,
+            Err(error) => {
+                tracing::warn!(what, %error, ?pause, "a job's work failed; trying again");
+            }
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(5));
     }

@@ -22,9 +22,12 @@ use apalis_core::backend::{
 use apalis_core::task::status::Status;
 use apalis_postgres::{Config, Error, PgTask, queries};
 use apalis_sqlite::JsonCodec;
+use serde::Deserialize as _;
 use serde_json::Value;
+use tokio_util::task::TaskTracker;
 use ulid::Ulid;
 
+use super::{Ended, Hand};
 use crate::db::{self, Conn, Db, Queryable as _, Tx, execute};
 
 /// How long a step may take.
@@ -39,9 +42,11 @@ pub(super) struct Queue<J> {
 
 impl<J> Queue<J> {
     /// The queue that the configuration names, in this store, which is PostgreSQL.
-    pub(super) fn new(db: Db, config: Config) -> Self {
+    ///
+    /// Once its worker is registered, it opens the hand with the worker's running jobs.
+    pub(super) fn new(db: Db, config: Config, hand: Option<(Hand, TaskTracker)>) -> Self {
         Self {
-            steps: Persisted::new(Steps { db, config }),
+            steps: Persisted::new(Steps { db, config, hand }),
             codec: JsonCodec::default(),
             job: PhantomData,
         }
@@ -113,6 +118,7 @@ impl<J> WireFormatBackend for Queue<J> {
 struct Steps {
     db: Db,
     config: Config,
+    hand: Option<(Hand, TaskTracker)>,
 }
 
 /// Runs one of apalis's statements.
@@ -129,6 +135,15 @@ macro_rules! on {
 
 fn wrong_database() -> Error {
     Error::Database(sqlx::Error::Configuration("a queue of PostgreSQL".into()))
+}
+
+/// Whether the end of a job is still to be noted in the queue.
+fn is_to_note(result: &Result<Value, String>) -> bool {
+    let ended = result
+        .as_ref()
+        .ok()
+        .and_then(|value| Ended::deserialize(value).ok());
+    !matches!(ended, Some(Ended::Removed | Ended::NotBegun))
 }
 
 /// Does a step, or gives up.
@@ -165,7 +180,11 @@ impl Persistence for Steps {
                 "botix",
                 worker.get_service()
             )?;
-            Ok(tx.commit().await?)
+            tx.commit().await?;
+            if let Some((hand, running)) = &self.hand {
+                hand.open(worker.name(), running);
+            }
+            Ok(())
         })
         .await
     }
@@ -200,13 +219,19 @@ impl Persistence for Steps {
                 .filter_map(|task| task.task_id().map(ToString::to_string))
                 .collect();
             let mut tx = self.db.begin().await?;
-            let queue = self.config.queue.as_ref();
+            // They did not begin: nobody needs to wonder what came of them.
             let name = worker.name();
-            let given_back = on!(tx, |conn| queries::reenqueue_abandoned(
-                conn, queue, name, &ids
-            ))?;
+            let given_back = on!(tx, |conn| {
+                sqlx::query(
+                    "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
+                     WHERE id = ANY($1) AND lock_by = $2",
+                )
+                .bind(&ids)
+                .bind(name)
+                .execute(conn)
+            })?;
             tx.commit().await?;
-            Ok(given_back)
+            Ok(given_back.rows_affected())
         })
         .await
     }
@@ -221,6 +246,8 @@ impl Persistence for Steps {
                 TaskEvent::Complete(result) => Some(result),
                 _ => None,
             });
+            // Those that are gone, and those that stay, need nothing.
+            let results = results.filter(|result| is_to_note(result.result()));
             let (done, failed): (Vec<_>, Vec<_>) =
                 results.partition(|result| *result.status() == Status::Done);
             let name = worker.name();

@@ -41,9 +41,7 @@ impl Job for Chore {
 impl Chore {
     /// Has it done from `at` on, once the caller's transaction commits.
     pub(super) async fn enqueue(self, on: &mut impl Queryable, at: Timestamp) -> sqlx::Result<()> {
-        jobs::enqueue(on, &[self], at)
-            .await
-            .map_err(sqlx::Error::from)
+        jobs::enqueue(on, &[self], at).await
     }
 
     /// Does it, however long the database is away.

@@ -196,6 +196,18 @@ pub struct DeliverWebhook {
 }
 
 impl DeliverWebhook {
+    /// The first attempt of a delivery.
+    pub(super) fn first(delivery: DeliveryId, project: ProjectId, endpoint: EndpointId) -> Self {
+        Self {
+            delivery_id: delivery,
+            number: 1,
+            copy: 0,
+            project_id: project,
+            endpoint_id: endpoint,
+            repeat: None,
+        }
+    }
+
     /// The request id that the attempt is sent with; `of_ladder` is the delivery's own.
     pub(super) fn request_id(&self, of_ladder: RequestId) -> RequestId {
         let own = self.repeat.as_ref().map(|repeat| repeat.request_id);
@@ -205,6 +217,15 @@ impl DeliverWebhook {
 
 impl Job for DeliverWebhook {
     const QUEUE: &'static str = "deliver-webhook";
+
+    fn priority(&self) -> i32 {
+        // Before what failed or was put off, of which there may be any amount.
+        if self.number == 1 && self.copy == 0 || self.repeat.is_some() {
+            jobs::FRESH
+        } else {
+            0
+        }
+    }
 
     fn unique_key(&self) -> Option<String> {
         // A repeat that is put off has the same job again.
@@ -268,19 +289,8 @@ pub(super) async fn create(
         event.created_at
     )?;
     if let Some(due) = due {
-        jobs::enqueue(
-            on,
-            &[DeliverWebhook {
-                delivery_id: id,
-                number: 1,
-                copy: 0,
-                project_id: event.project_id,
-                endpoint_id: endpoint,
-                repeat: None,
-            }],
-            due,
-        )
-        .await?;
+        let job = DeliverWebhook::first(id, event.project_id, endpoint);
+        jobs::enqueue(on, &[job], due).await?;
     }
     Ok((id, request_id))
 }
@@ -332,14 +342,7 @@ pub(super) async fn create_all(
     let jobs: Vec<_> = made
         .into_iter()
         .filter(|(.., state)| *state == State::Pending)
-        .map(|(delivery_id, endpoint_id, _)| DeliverWebhook {
-            delivery_id,
-            number: 1,
-            copy: 0,
-            project_id: event.project_id,
-            endpoint_id,
-            repeat: None,
-        })
+        .map(|(id, endpoint, _)| DeliverWebhook::first(id, event.project_id, endpoint))
         .collect();
     jobs::enqueue(on, &jobs, event.created_at).await?;
     Ok(())

@@ -1,7 +1,8 @@
 //! Events: what happened, kept whole, and fanned out to every endpoint that wants it.
 //!
-//! [`publish`] is the one door: within the caller's transaction it writes the event, a delivery for
-//! each matching endpoint and the delivery's job. Endpoints that are disabled get theirs `paused`,
+//! [`publish`] is the door for what happens here: within the caller's transaction it writes the event, a
+//! delivery for each matching endpoint and the delivery's job. Tenants' own events come in many at once,
+//! by [`publishing`](super::publishing). Endpoints that are disabled get theirs `paused`,
 //! without a job. Data is kept byte for byte.
 
 use poem_openapi::{
@@ -17,10 +18,11 @@ use super::{
     endpoints::{self, EndpointId},
     event_types::EventType,
     patterns::Patterns,
+    publishing::Publisher,
 };
 use crate::{
     contract::{
-        ApiError, Body, Caller, Created, RawJson, Reply, Work,
+        ApiError, Body, Caller, Created, Later, RawJson, Reply,
         auth::ProjectId,
         cursor::Position,
         page::{self, Filter, ListTexts, Listed, Page, PageRequest},
@@ -43,7 +45,7 @@ impl Kind for EventKind {
 pub type EventId = Id<EventKind>;
 
 /// An event.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Event {
     /// Its id; the same in every webhook that tells of it.
     pub id: EventId,
@@ -132,18 +134,13 @@ pub async fn publish(
     data: &(impl Serialize + Sync),
 ) -> Result<(), ApiError> {
     let data = serde_json::value::to_raw_value(data).map_err(ApiError::internal)?;
-    publish_raw(on, project, event_type.to_owned(), RawJson(data))
-        .await
-        .map(drop)
+    let event = Event::new(project, event_type.to_owned(), RawJson(data));
+    Ok(publish_event(on, &event).await?)
 }
 
-async fn publish_raw(
-    on: &mut impl Queryable,
-    project: ProjectId,
-    event_type: String,
-    data: RawJson,
-) -> Result<Event, ApiError> {
-    let event = Event::new(project, event_type, data);
+/// Writes an event with its deliveries, within the caller's transaction.
+pub(super) async fn publish_event(on: &mut impl Queryable, event: &Event) -> sqlx::Result<()> {
+    let project = event.project_id;
     let targets = if on.is_postgres() {
         // Both in one round trip.
         fetch_all!(
@@ -162,8 +159,7 @@ async fn publish_raw(
         event.insert(on).await?;
         targets(on, project).await?
     };
-    deliver(on, &event, targets, Audience::Listeners).await?;
-    Ok(event)
+    deliver(on, event, targets, Audience::Listeners).await
 }
 
 #[derive(sqlx::FromRow)]
@@ -283,6 +279,8 @@ async fn deliver(
 pub struct EventsApi {
     /// The database.
     pub db: Db,
+    /// What publishes.
+    pub publisher: Publisher,
     /// All built-in types.
     pub types: Vec<EventType>,
 }
@@ -296,7 +294,7 @@ impl EventsApi {
     async fn create(
         &self,
         caller: Caller,
-        mut work: Work,
+        later: Later,
         body: Body<NewEvent>,
     ) -> Result<Created<Event>, ApiError> {
         let NewEvent { event_type, data } = body.0;
@@ -312,7 +310,8 @@ impl EventsApi {
         if let Some(known) = self.types.iter().find(|known| known.name == event_type) {
             known.check(data.as_str())?;
         }
-        let event = publish_raw(&mut work, caller.project, event_type, data).await?;
+        let event = Event::new(caller.project, event_type, data);
+        later.leave(self.publisher.publication(event.clone()));
         Ok(Created {
             location: format!("/public/v1/events/{}", event.id),
             body: event,

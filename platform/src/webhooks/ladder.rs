@@ -38,6 +38,8 @@ pub enum Outcome {
     PluginDropped,
     /// The URL leads where webhooks may not go; nothing was sent.
     TargetRefused,
+    /// Whoever made the attempt died in it: the receiver may have got it or not.
+    Interrupted,
 }
 
 impl Outcome {
@@ -88,6 +90,8 @@ pub enum Next {
         /// Time from the end of this attempt to the next one.
         delay: Duration,
     },
+    /// This step of the ladder once more, at once: what came of it is not known.
+    Again,
     /// A dead letter: nothing more is sent by itself.
     Dead {
         /// Why.
@@ -110,6 +114,7 @@ pub fn next(outcome: &Outcome, number: u32, ladder: &[Duration]) -> Next {
         Outcome::Gone => return dead(DeadReason::Gone),
         Outcome::Rejected { .. } => return dead(DeadReason::Rejected),
         Outcome::TargetRefused => return dead(DeadReason::TargetNotAllowed),
+        Outcome::Interrupted => return Next::Again,
         Outcome::Failed | Outcome::PluginFailed => None,
         Outcome::Throttled { retry_after } => *retry_after,
     };

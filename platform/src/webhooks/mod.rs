@@ -1,6 +1,7 @@
 //! Webhooks: from what happened to a receiver's answer.
 //!
-//! `events::publish` writes an event and its deliveries in the caller's transaction; the [`worker`]
+//! `events::publish` writes an event and its deliveries in the caller's transaction, [`publishing`] those
+//! of many requests in one; [`dispatch`] begins at once what this process can make itself. The [`worker`]
 //! makes each attempt: [`payload`] → the tenant's plugin → [`headers`] and [`signature`] → [`target`]
 //! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows. Beside the ladder
 //! people send again by [`repeats`] and [`redeliveries`]; [`signals`] tell tenants of endpoints that
@@ -11,6 +12,7 @@ pub mod chores;
 pub mod custom_headers;
 pub mod dead_letters;
 pub mod deliveries;
+pub mod dispatch;
 pub mod endpoints;
 pub mod event_types;
 pub mod events;
@@ -20,6 +22,7 @@ pub mod inspector;
 pub mod ladder;
 pub mod patterns;
 pub mod payload;
+pub mod publishing;
 pub mod redeliveries;
 pub mod repeats;
 pub mod retention;

@@ -26,7 +26,7 @@ use crate::{
         Accepted, Action, ApiError, Caller, Code, Work, auth::ProjectId, payload::NoOptions,
         request_id::RequestId, spec::Tag,
     },
-    db::{Db, Timestamp, Tx, execute, fetch_one},
+    db::{Queryable, Timestamp, Tx, execute, fetch_one},
     jobs,
 };
 
@@ -184,14 +184,7 @@ async fn plan(
         };
         return Err(ApiError::new(Code::Conflict, why));
     }
-    let (number,) = fetch_one!(
-        work,
-        (i64,),
-        "UPDATE webhook_deliveries SET next_number = next_number + 1, updated_at = $2 WHERE id = $1 \
-         RETURNING next_number - 1",
-        id,
-        Timestamp::now()
-    )?;
+    let number = next_number(work, id, Timestamp::now()).await?;
     let planned = PlannedAttempt {
         number,
         trigger: repeat.trigger,
@@ -206,17 +199,25 @@ async fn plan(
         endpoint_id: bin.map_or(row.endpoint_id, |bin| EndpointId::from_ulid(bin.ulid())),
         repeat: Some(repeat),
     };
-    jobs::enqueue(work, &[job], Timestamp::now())
-        .await
-        .map_err(sqlx::Error::from)?;
+    jobs::enqueue(work, &[job], Timestamp::now()).await?;
     Ok((row, planned))
 }
 
-/// Gives a repeat another job, for later.
-pub(super) async fn put_off(db: &Db, job: &DeliverWebhook, at: Timestamp) -> sqlx::Result<()> {
-    let mut tx = db.begin().await?;
-    jobs::enqueue(&mut tx, std::slice::from_ref(job), at).await?;
-    tx.commit().await
+/// Takes the next number of a delivery.
+async fn next_number(
+    on: &mut impl Queryable,
+    delivery: DeliveryId,
+    now: Timestamp,
+) -> sqlx::Result<i64> {
+    let (number,) = fetch_one!(
+        on,
+        (i64,),
+        "UPDATE webhook_deliveries SET next_number = next_number + 1, updated_at = $2 WHERE id = $1 \
+         RETURNING next_number - 1",
+        delivery,
+        now
+    )?;
+    Ok(number)
 }
 
 /// Notes at its delivery what came of a repeat.
@@ -236,6 +237,18 @@ pub(super) async fn settle(settlement: &Settlement, tx: &mut Tx) -> sqlx::Result
     )?;
     if received {
         dead_letters::resolve(tx, settlement.delivery, Resolution::Retried, now).await?;
+    }
+    if let (Outcome::Interrupted, Some(repeat)) = (&settlement.outcome, &settlement.repeat) {
+        let number = next_number(tx, settlement.delivery, now).await?;
+        let job = DeliverWebhook {
+            delivery_id: settlement.delivery,
+            number,
+            copy: 0,
+            project_id: settlement.project,
+            endpoint_id: settlement.room,
+            repeat: Some(repeat.clone()),
+        };
+        jobs::enqueue(tx, &[job], now).await?;
     }
     Ok(())
 }

@@ -52,7 +52,7 @@ struct Pace {
 
 /// A place at an endpoint, free again when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     room: Arc<Room>,
     _slot: OwnedSemaphorePermit,
     _of_project: Counted<ProjectId>,
@@ -90,6 +90,18 @@ impl Rooms {
             slot.map_err(|_| room.come_back())?
         };
         Ok(Place {
+            room,
+            _slot: slot,
+            _of_project: of_project,
+        })
+    }
+
+    /// A place, if one is free now.
+    pub(super) fn try_enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
+        let room = self.of(endpoint);
+        let slot = room.slots.clone().try_acquire_owned().ok()?;
+        let of_project = Counts::add(&self.projects, project, self.project_part)?;
+        Some(Place {
             room,
             _slot: slot,
             _of_project: of_project,

@@ -19,12 +19,13 @@ use super::{
     endpoints::{self, EndpointId},
     events::EventId,
     ladder::{self, DeadReason, Next, Outcome},
-    repeats, signals,
+    repeats::{self, Repeat},
+    signals,
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_all, fetch_optional},
-    jobs,
+    jobs::{self, Ended, JobId},
 };
 
 /// An attempt that was made, and all that is recorded of it.
@@ -53,6 +54,12 @@ pub(super) struct Settlement {
     pub(super) outcome: Outcome,
     /// Whether the endpoint counted as failing when the attempt began.
     pub(super) was_failing: bool,
+    /// The job that made it, where it had to find room, and which repeat it was, if it was one.
+    pub(super) job: JobId,
+    /// See [`job`](Self::job).
+    pub(super) room: EndpointId,
+    /// See [`job`](Self::job).
+    pub(super) repeat: Option<Repeat>,
 }
 
 #[derive(sqlx::FromRow)]
@@ -72,25 +79,36 @@ struct After {
 }
 
 impl Settlement {
-    /// Commits the outcome; does nothing when it was committed before.
-    pub(super) async fn commit(&self, db: &Db, ladder: &[Duration]) -> sqlx::Result<()> {
+    /// Commits the outcome, and removes the job where that can be done here; does nothing more when it
+    /// was committed before.
+    pub(super) async fn commit(&self, db: &Db, ladder: &[Duration]) -> sqlx::Result<Ended> {
         let mut tx = db.begin().await?;
-        if self.insert_attempt(&mut tx).await? == 0 {
-            return tx.rollback().await;
+        let ended = if jobs::remove(&mut tx, &self.job).await? {
+            Ended::Removed
+        } else {
+            Ended::Settled
+        };
+        if self.insert_attempt(&mut tx).await? == 1 {
+            self.follow(&mut tx, ladder).await?;
         }
+        tx.commit().await?;
+        Ok(ended)
+    }
+
+    /// Writes what follows the attempt.
+    async fn follow(&self, tx: &mut Tx, ladder: &[Duration]) -> sqlx::Result<()> {
         // What concerns the endpoint comes first: whoever locks both locks it before the delivery.
         if self.trigger != Trigger::Redirect {
-            signals::recovered(self, &mut tx).await?;
+            signals::recovered(self, tx).await?;
         }
         if matches!(self.trigger, Trigger::Manual | Trigger::Redirect) {
-            repeats::settle(self, &mut tx).await?;
-            return tx.commit().await;
+            return repeats::settle(self, tx).await;
         }
         let step = u32::try_from(self.step).unwrap_or(u32::MAX);
         let mut next = ladder::next(&self.outcome, step, ladder);
         if self.trigger == Trigger::Ladder {
-            signals::after(self, &mut tx, next).await?;
-        } else if next != Next::Done {
+            signals::after(self, tx, next).await?;
+        } else if !matches!(next, Next::Done | Next::Again) {
             // A test is one attempt, whatever comes of it.
             next = Next::Dead {
                 reason: DeadReason::Exhausted,
@@ -106,11 +124,11 @@ impl Settlement {
                 "SELECT state, attempts, next_number FROM webhook_deliveries WHERE id = $1"
             }
         };
-        let locked = fetch_optional!(&mut tx, Locked, text, self.delivery)?;
-        if let Some(locked) = locked {
-            self.apply(&mut tx, &locked, next).await?;
+        let locked = fetch_optional!(tx, Locked, text, self.delivery)?;
+        match locked {
+            Some(locked) => self.apply(tx, &locked, next).await,
+            None => Ok(()),
         }
-        tx.commit().await
     }
 
     async fn insert_attempt(&self, tx: &mut Tx) -> sqlx::Result<u64> {
@@ -161,6 +179,12 @@ impl Settlement {
                 after.ladder_number = locked.next_number;
                 after.next_number += 1;
                 after.step += 1;
+            }
+            Next::Again => {
+                after.state = State::Retrying;
+                after.next_attempt_at = Some(now);
+                after.ladder_number = locked.next_number;
+                after.next_number += 1;
             }
             Next::Dead { .. } => {}
         }
@@ -296,13 +320,6 @@ pub(super) async fn hold(db: &Db, delivery: DeliveryId, endpoint: EndpointId) ->
         now,
         state.as_str()
     )?;
-    tx.commit().await
-}
-
-/// Puts the planned attempt of a delivery off; it does not count.
-pub(super) async fn put_off(db: &Db, delivery: DeliveryId, at: Timestamp) -> sqlx::Result<()> {
-    let mut tx = db.begin().await?;
-    deliveries::plan_again(&mut tx, delivery, at).await?;
     tx.commit().await
 }
 

@@ -81,7 +81,7 @@ pub(super) async fn after(settlement: &Settlement, tx: &mut Tx, next: Next) -> s
         } => disabled(settlement, tx, now).await,
         Next::Dead { .. } => failing(settlement, tx, now).await,
         Next::At { .. } if settlement.step == PATIENCE => failing(settlement, tx, now).await,
-        Next::At { .. } | Next::Done => Ok(()),
+        Next::At { .. } | Next::Again | Next::Done => Ok(()),
     }
 }
 

@@ -23,12 +23,12 @@ use url::Url;
 use super::{
     attempts::{HeaderView, PluginUse, Status, Trigger, shown_headers},
     custom_headers::CustomHeaders,
-    deliveries::{DeliverWebhook, DeliveryId, State},
+    deliveries::{self, DeliverWebhook, DeliveryId, State},
     endpoints::{EndpointId, open_headers},
     events::EventId,
     ladder,
-    repeats::{self, Repeat},
-    rooms::{Rooms, Running},
+    repeats::Repeat,
+    rooms::{Place, Rooms, Running},
     sender::{OutgoingRequest, Sender},
     settle::{self, Settlement, Together},
     signature::EndpointSecret,
@@ -36,7 +36,7 @@ use super::{
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{self, Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
-    jobs,
+    jobs::{self, Ended, Taken},
     plugins::{PluginHost, PluginId},
 };
 use prepare::Prepared;
@@ -47,8 +47,9 @@ const COMPILING: Duration = Duration::from_secs(1);
 /// How often somebody asks whether an attempt that is under way has ended.
 const UNDER_WAY: Duration = Duration::from_millis(200);
 
-/// How long a job that did not begin stays, so that its worker is gone before it could note its end.
-const UNTIL_UNACKNOWLEDGED: Duration = Duration::from_millis(200);
+/// How many interruptions of one delivery count for nothing: beyond them, each is a failed step of the
+/// ladder, so that what kills its process every time ends in the dead letters.
+const INTERRUPTIONS: i64 = 5;
 
 /// What makes attempts.
 #[derive(Clone)]
@@ -181,104 +182,125 @@ struct Outlet {
 }
 
 impl Worker {
-    /// Makes the attempt of a job; returns once the outcome is settled.
-    pub async fn deliver(&self, job: DeliverWebhook) {
+    /// Makes the attempt of a job; returns once the outcome is settled. `place` is where, if there is room
+    /// for it already.
+    pub async fn deliver(&self, job: Taken<DeliverWebhook>, place: Option<Place>) -> Ended {
         // A worker that lost the database leaves its jobs running here while the queue gives them out
         // again: whoever is at an attempt already goes on alone. The second waits for it, because a job
         // that returns is done with, and if this process died there would be nothing left of it.
         let _running = loop {
-            match self.running.begin(job.delivery_id, job.number) {
+            match self.running.begin(job.job.delivery_id, job.job.number) {
                 Some(running) => break running,
                 None => tokio::time::sleep(UNDER_WAY).await,
             }
         };
-        jobs::until_done("an attempt", || self.attempt(&job)).await;
+        let place = std::sync::Mutex::new(place);
+        let take = || place.lock().ok().and_then(|mut place| place.take());
+        jobs::until_done("an attempt", || self.attempt(&job, take())).await
     }
 
-    async fn attempt(&self, job: &DeliverWebhook) -> sqlx::Result<()> {
+    async fn attempt(
+        &self,
+        taken: &Taken<DeliverWebhook>,
+        place: Option<Place>,
+    ) -> sqlx::Result<Ended> {
+        let job = &taken.job;
+        if self.stop.is_cancelled() {
+            return Ok(Ended::NotBegun);
+        }
         // Room first: what is read then is not stale for having waited.
-        let entered = tokio::select! {
-            biased;
-            () = self.stop.cancelled() => {
-                // The job is handed back by name; it must not be acknowledged before that.
-                tokio::time::sleep(UNTIL_UNACKNOWLEDGED).await;
-                return Ok(());
+        let place = match place {
+            Some(place) => place,
+            None => {
+                let entered = tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => return Ok(Ended::NotBegun),
+                    entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
+                };
+                match entered {
+                    Ok(place) => place,
+                    Err(at) => return self.put_off(taken, at).await,
+                }
             }
-            entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
-        };
-        let room = match entered {
-            Ok(room) => room,
-            Err(at) => return self.put_off(job, at).await,
         };
         let Some(loaded) = self.loads.get((job.delivery_id, job.number)).await? else {
-            return Ok(());
+            return Ok(Ended::Settled);
         };
         if loaded.settled {
-            return Ok(());
+            return Ok(Ended::Settled);
+        }
+        if taken.lost > 0 {
+            return Ok(self.settle(Self::interrupted(taken, &loaded)).await);
         }
         if let Some(repeat) = &job.repeat {
             if let Some(why) = repeat.refused(loaded.enabled) {
                 let now = Timestamp::now();
-                let settlement = Self::failed(job, &loaded, now, why.to_owned(), None);
-                self.settle(settlement).await;
-                return Ok(());
+                let settlement = Self::failed(taken, &loaded, now, why.to_owned(), None);
+                return Ok(self.settle(settlement).await);
             }
         } else {
             if !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
-                return Ok(());
+                return Ok(Ended::Settled);
             }
             if loaded.enabled != Some(true) {
-                return settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await;
+                settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await?;
+                return Ok(Ended::Settled);
             }
         }
         let outlet = match self.open(job, &loaded) {
             Ok(outlet) => outlet,
             Err(error) => {
                 let now = Timestamp::now();
-                let settlement =
-                    Self::failed(job, &loaded, now, format!("internal: {error}"), None);
-                self.settle(settlement).await;
-                return Ok(());
+                let error = format!("internal: {error}");
+                let settlement = Self::failed(taken, &loaded, now, error, None);
+                return Ok(self.settle(settlement).await);
             }
         };
         let started_at = Timestamp::now();
         let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
             Prepared::Wait => {
                 let at = Timestamp::now() + COMPILING;
-                return self.put_off(job, at).await;
+                return self.put_off(taken, at).await;
             }
             Prepared::Drop { reason, plugin } => Settlement {
                 status: Status::Succeeded,
                 error: Some(format!("dropped_by_plugin: {reason}")),
                 outcome: ladder::Outcome::PluginDropped,
-                ..Self::failed(job, &loaded, started_at, String::new(), Some(plugin))
+                ..Self::failed(taken, &loaded, started_at, String::new(), Some(plugin))
             },
             Prepared::Fail { error, plugin } => {
-                Self::failed(job, &loaded, started_at, error, plugin)
+                Self::failed(taken, &loaded, started_at, error, plugin)
             }
             Prepared::Send {
                 body,
                 headers,
                 plugin,
             } => {
-                self.send(job, &loaded, &outlet, started_at, body, headers, plugin)
+                self.send(taken, &loaded, &outlet, started_at, body, headers, plugin)
                     .await
             }
         };
-        room.took(settlement.duration);
+        place.took(settlement.duration);
         // The endpoint has nothing to do with how long it takes to settle.
-        drop(room);
-        self.settle(settlement).await;
-        Ok(())
+        drop(place);
+        Ok(self.settle(settlement).await)
     }
 
     /// Puts an attempt off; it does not count.
-    async fn put_off(&self, job: &DeliverWebhook, at: Timestamp) -> sqlx::Result<()> {
-        if job.repeat.is_some() {
-            repeats::put_off(&self.db, job, at).await
+    async fn put_off(&self, taken: &Taken<DeliverWebhook>, at: Timestamp) -> sqlx::Result<Ended> {
+        let mut tx = self.db.begin().await?;
+        let removed = jobs::remove(&mut tx, &taken.id).await?;
+        if taken.job.repeat.is_some() {
+            jobs::enqueue(&mut tx, std::slice::from_ref(&taken.job), at).await?;
         } else {
-            settle::put_off(&self.db, job.delivery_id, at).await
+            deliveries::plan_again(&mut tx, taken.job.delivery_id, at).await?;
         }
+        tx.commit().await?;
+        Ok(if removed {
+            Ended::Removed
+        } else {
+            Ended::Settled
+        })
     }
 
     fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {
@@ -319,7 +341,7 @@ impl Worker {
 
     async fn send(
         &self,
-        job: &DeliverWebhook,
+        taken: &Taken<DeliverWebhook>,
         loaded: &Loaded,
         outlet: &Outlet,
         started_at: Timestamp,
@@ -327,15 +349,22 @@ impl Worker {
         from_plugin: Vec<(String, String)>,
         plugin: Option<PluginUse>,
     ) -> Settlement {
-        let (headers, shown) = match Self::headers(job, loaded, outlet, &body, &from_plugin) {
+        let (headers, shown) = match Self::headers(&taken.job, loaded, outlet, &body, &from_plugin)
+        {
             Ok(headers) => headers,
             Err(error) => {
-                return Self::failed(job, loaded, started_at, format!("request: {error}"), plugin);
+                return Self::failed(
+                    taken,
+                    loaded,
+                    started_at,
+                    format!("request: {error}"),
+                    plugin,
+                );
             }
         };
         let Ok(url) = Url::parse(&outlet.url) else {
             return Self::failed(
-                job,
+                taken,
                 loaded,
                 started_at,
                 "request: the URL is not one".to_owned(),
@@ -343,7 +372,7 @@ impl Worker {
             );
         };
         let began = Instant::now();
-        let sender = match job.repeat.as_ref().and_then(Repeat::bin) {
+        let sender = match taken.job.repeat.as_ref().and_then(Repeat::bin) {
             Some(_) => &self.to_inspector,
             None => &self.sender,
         };
@@ -378,18 +407,19 @@ impl Worker {
             ),
             response_body: sent.response_body,
             outcome: sent.outcome,
-            ..Self::failed(job, loaded, started_at, String::new(), plugin)
+            ..Self::failed(taken, loaded, started_at, String::new(), plugin)
         }
     }
 
     /// An attempt in which nothing was sent.
     fn failed(
-        job: &DeliverWebhook,
+        taken: &Taken<DeliverWebhook>,
         loaded: &Loaded,
         started_at: Timestamp,
         error: String,
         plugin: Option<PluginUse>,
     ) -> Settlement {
+        let job = &taken.job;
         Settlement {
             project: loaded.project_id,
             delivery: job.delivery_id,
@@ -420,20 +450,39 @@ impl Worker {
             started_at,
             outcome: ladder::Outcome::PluginFailed,
             was_failing: loaded.failing_since.is_some(),
+            job: taken.id.clone(),
+            room: job.endpoint_id,
+            repeat: job.repeat.clone(),
+        }
+    }
+
+    /// An attempt whose maker died: what came of it is not known, and its number is used up.
+    fn interrupted(taken: &Taken<DeliverWebhook>, loaded: &Loaded) -> Settlement {
+        let error = "interrupted: the process that made this attempt ended before its outcome was known; \
+                     the webhook may have arrived";
+        let now = Timestamp::now();
+        let outcome = if taken.job.number - loaded.step < INTERRUPTIONS {
+            ladder::Outcome::Interrupted
+        } else {
+            ladder::Outcome::Failed
+        };
+        Settlement {
+            outcome,
+            ..Self::failed(taken, loaded, now, error.to_owned(), None)
         }
     }
 
     /// Settles, however long the database is away.
-    async fn settle(&self, settlement: Settlement) {
+    async fn settle(&self, settlement: Settlement) -> Ended {
         let settlement = Arc::new(settlement);
         if settle::takes(&self.db, &settlement)
             && self.together.commit(settlement.clone()).await.is_ok()
         {
-            return;
+            return Ended::Removed;
         }
         jobs::until_done("recording an attempt", || {
             settlement.commit(&self.db, &self.ladder)
         })
-        .await;
+        .await
     }
 }

@@ -1,8 +1,8 @@
 //! Crashes, hanging receivers and several processes: nothing lost, nothing twice on record.
 
-use super::{SHORT_LADDER, attempts_of, delivery_in, endpoint, endpoint_at, publish};
+use super::{SHORT_LADDER, attempts_of, delivery_in, endpoint, endpoint_at, numbers, publish};
 use crate::harness::api::Api;
-use crate::harness::receiver::{Receiver, Reply};
+use crate::harness::receiver::{Received, Receiver, Reply};
 use crate::harness::server::{Setup, TestServer};
 use crate::harness::tcp_proxy::Wire;
 use crate::harness::{Backend, eventually, fresh_phone, on_both_databases, on_every_fault};
@@ -12,7 +12,10 @@ use std::time::Duration;
 
 on_both_databases!(
     a_kill_during_a_hanging_send_delivers_after_the_restart,
+    an_interrupted_attempt_costs_no_step_of_the_ladder,
+    an_interrupted_retry_is_on_record_and_made_again,
     kills_under_load_lose_no_webhook,
+    kills_while_events_pour_in_lose_none_and_repeat_no_number,
     a_hanging_endpoint_does_not_delay_another,
     a_worker_of_its_own_delivers_what_an_api_node_accepted,
     a_stop_finishes_the_delivery_in_flight,
@@ -47,8 +50,74 @@ async fn a_kill_during_a_hanging_send_delivers_after_the_restart(backend: Backen
     let requests = receiver.wait_for("/hook", 2).await;
     assert_eq!(requests[0].body, requests[1].body);
     assert_eq!(requests[1].header("webhook-id"), event);
-    delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
     numbers_are_whole(&api).await;
+    // Nobody knows what came of the first: it is on record as that, and its number is not used again.
+    assert_eq!(numbers(&requests), ["1", "2"]);
+    let attempts = attempts_of(&api, &delivery).await;
+    assert_eq!(attempts[0]["status"], "failed");
+    let error = attempts[0]["error"].as_str().expect("an error");
+    assert!(error.starts_with("interrupted: "), "{error}");
+    assert_eq!(attempts[1]["status"], "succeeded");
+}
+
+/// The ladder waits 15 minutes after the second step: an interruption is no failed step.
+async fn an_interrupted_attempt_costs_no_step_of_the_ladder(backend: Backend) {
+    let ladder = ("BOTIX_WEBHOOKS__LADDER", "1s,15m,1h,24h");
+    let mut server = TestServer::start(backend, &[ladder]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(500), Reply::Hang]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 2).await;
+    server.kill9();
+    server.restart().await;
+    let requests = receiver.wait_for("/hook", 3).await;
+    assert_eq!(numbers(&requests), ["1", "2", "3"]);
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 3);
+    numbers_are_whole(&api).await;
+}
+
+async fn an_interrupted_retry_is_on_record_and_made_again(backend: Backend) {
+    let mut server = TestServer::start(backend, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(200), Reply::Hang]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    let retry = format!(
+        "/webhook-deliveries/{}/retry",
+        delivery["id"].as_str().expect("an id")
+    );
+    api.post(&retry).send().await.expect(202);
+    receiver.wait_for("/hook", 2).await;
+    server.kill9();
+    server.restart().await;
+    let requests = receiver.wait_for("/hook", 3).await;
+    assert_eq!(numbers(&requests), ["1", "2", "3"]);
+    let attempts = eventually("three attempts are on record", async || {
+        let attempts = attempts_of(&api, &delivery).await;
+        (attempts.len() == 3).then_some(attempts)
+    })
+    .await;
+    let told: Vec<_> = attempts
+        .iter()
+        .map(|attempt| (&attempt["trigger"], &attempt["status"]))
+        .map(|(trigger, status)| format!("{trigger} {status}"))
+        .collect();
+    let expected = [
+        r#""ladder" "succeeded""#,
+        r#""manual" "failed""#,
+        r#""manual" "succeeded""#,
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(
+        requests[1].header("x-botix-request-id"),
+        requests[2].header("x-botix-request-id")
+    );
 }
 
 async fn kills_under_load_lose_no_webhook(backend: Backend) {
@@ -89,6 +158,75 @@ async fn kills_under_load_lose_no_webhook(backend: Backend) {
     let arrived: HashSet<_> = requests.iter().map(contact).collect();
     assert_eq!(arrived, accepted);
     numbers_are_whole(&api).await;
+    no_number_came_twice(&requests);
+}
+
+/// As above, for events that are accepted and begun many at a time.
+async fn kills_while_events_pour_in_lose_none_and_repeat_no_number(backend: Backend) {
+    const ROUNDS: usize = 4;
+    let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    endpoint_at(&api, &receiver.url("/hook")).await;
+    let mut accepted = HashSet::new();
+    for round in 0..ROUNDS {
+        let publishing: Vec<_> = (0..200)
+            .map(|number| {
+                let data = json!({"number": round * 1_000 + number});
+                let body = json!({"type": "order.paid", "data": data});
+                let request = api.post("/events").json(&body);
+                tokio::spawn(request.try_send())
+            })
+            .collect();
+        let some = receiver.requests().len() + rand::random::<u32>() as usize % 50 + 1;
+        receiver.wait_for("/hook", some).await;
+        server.kill9();
+        for answer in publishing {
+            // Those without an answer may have been accepted or not.
+            if let Ok(answer) = answer.await.expect("a request") {
+                accepted.insert(answer.expect(201).member("id"));
+            }
+        }
+        server.restart().await;
+    }
+    eventually("every delivery is settled", async || {
+        let deliveries = api.all("/webhook-deliveries").await;
+        deliveries
+            .iter()
+            .all(|delivery| delivery["state"] == "delivered")
+            .then_some(())
+    })
+    .await;
+    let requests = receiver.requests();
+    let arrived: HashSet<_> = requests
+        .iter()
+        .map(|request| request.header("webhook-id").to_owned())
+        .collect();
+    assert!(arrived.is_superset(&accepted), "nothing is lost");
+    let events = api.all("/events").await;
+    let events: HashSet<_> = events
+        .iter()
+        .map(|event| event["id"].as_str().expect("an id").to_owned())
+        .collect();
+    assert_eq!(
+        arrived, events,
+        "an event for every webhook, a webhook for every event"
+    );
+    numbers_are_whole(&api).await;
+    no_number_came_twice(&requests);
+}
+
+/// Nobody was told the same number of an event twice.
+#[track_caller]
+fn no_number_came_twice(requests: &[Received]) {
+    let mut told = HashSet::new();
+    for request in requests {
+        let attempt = (
+            request.header("webhook-id"),
+            request.header("x-delivery-attempt"),
+        );
+        assert!(told.insert(attempt), "{attempt:?} came twice");
+    }
 }
 
 async fn a_hanging_endpoint_does_not_delay_another(backend: Backend) {

@@ -9,6 +9,7 @@ mod events;
 mod faults;
 mod ladder;
 mod outcomes;
+mod publishing;
 mod redelivery;
 mod repeats;
 mod retention;

@@ -2,14 +2,16 @@
 //!
 //! The answer and the business write commit in one transaction. A mutation takes the key's lock (an
 //! advisory lock in PostgreSQL, the single writer in SQLite, and in both a set of the keys in flight in
-//! this process), looks for a record, and runs the handler on the open transaction, which the handler
-//! gets as [`Work`] and can neither commit nor roll back. A 2xx commits together with its record. A
-//! decided 4xx rolls everything back and stores its record alone. Anything else rolls back and stores
-//! nothing. The primary key `(project_id, key)` is the backstop: whoever loses there starts again and
-//! replays. All of it runs in a task of its own, so that a client that hangs up cannot stop it half-way.
+//! this process), looks for a record, and runs the handler on the open transaction ([`handler`]). A 2xx
+//! commits together with its record. A decided 4xx rolls everything back and stores its record alone.
+//! Anything else rolls back and stores nothing. The primary key `(project_id, key)` is the backstop:
+//! whoever loses there replays. A handler whose answer does not depend on the store leaves its write
+//! instead, and lock, look, write and record of many such requests are one statement. All of it runs in a
+//! task of its own, so that a client that hangs up cannot stop it half-way.
 //! With Redis, a key is captured there first (`lease`): those who come while it is held, or after it was
 //! answered, are told so without the lock. Whether a request may run is decided by SQL alone.
 
+mod handler;
 mod key;
 mod lease;
 #[cfg(test)]
@@ -18,33 +20,31 @@ pub(crate) mod record;
 
 use std::{
     collections::HashSet,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use futures::FutureExt as _;
-use poem::{Endpoint, FromRequest, Request, RequestBody, Response};
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use poem::{Endpoint, Request, Response};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+pub use handler::{Deferred, Later, Work};
 pub use key::{Key, fingerprint};
+pub use record::Record;
 
 use crate::{
     config,
-    contract::{ApiError, Code, auth::ProjectId, error, request_id},
-    db::{self, Conn, Db, Queryable, Sealer, Timestamp, Tx},
+    contract::{ApiError, Code, auth::ProjectId, request_id},
+    db::{self, Db, Sealer, Timestamp, Tx},
     shared::Shared,
 };
+use handler::{Decided, Stage};
 use lease::{Capture, Lease, Leases};
-use record::{Answer, Record};
+use record::Answer;
 
 /// How many mutations this process is executing.
 const IN_FLIGHT: &str = "botix_mutations_in_flight";
-
-/// How often a request that lost at the backstop starts again before it gives up.
-const STARTS: usize = 3;
 
 /// How long a handler may take, renewing its lease meanwhile.
 const HANDLER_PATIENCE: Duration = Duration::from_secs(40);
@@ -81,55 +81,6 @@ pub struct Idempotency {
     ttl: Duration,
     in_flight: Arc<Mutex<HashSet<(ProjectId, Key)>>>,
     tasks: TaskTracker,
-}
-
-/// The open transaction of a mutation, in the hands of its handler.
-#[derive(Debug)]
-pub struct Work(OwnedMutexGuard<Option<Tx>>);
-
-#[derive(Clone)]
-struct Slot(Arc<AsyncMutex<Option<Tx>>>);
-
-impl<'a> FromRequest<'a> for Work {
-    async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
-        let missing = || ApiError::internal("a mutation was mounted outside of its layer");
-        let slot = request
-            .extensions()
-            .get::<Slot>()
-            .ok_or_else(missing)?
-            .clone();
-        let guard = slot.0.lock_owned().await;
-        if guard.is_none() {
-            return Err(missing().into());
-        }
-        Ok(Self(guard))
-    }
-}
-
-impl Work {
-    fn tx(&mut self) -> &mut Tx {
-        self.0
-            .as_mut()
-            .expect("the slot was full when Work was made, and Work never empties it")
-    }
-}
-
-impl Queryable for Work {
-    fn conn(&mut self) -> Conn<'_> {
-        self.tx().conn()
-    }
-
-    fn is_postgres(&self) -> bool {
-        self.0.as_ref().is_some_and(Queryable::is_postgres)
-    }
-
-    fn settled(&mut self) {
-        self.tx().settled();
-    }
-
-    fn announce(&mut self) {
-        self.tx().announce();
-    }
 }
 
 /// A key that this process is working on; free again when dropped.
@@ -179,7 +130,7 @@ impl Idempotency {
         let this = self.clone();
         let work = async move {
             if this.protection == Protection::None {
-                return this.run_unprotected(&*inner, request, body).await;
+                return this.run_unprotected(&*inner, &asked, request, body).await;
             }
             let _in_flight = this.claim(&asked)?;
             let lease = match this.capture(&asked).await? {
@@ -255,77 +206,154 @@ impl Idempotency {
         request: Request,
         body: bytes::Bytes,
     ) -> Result<Ran, ApiError> {
-        let mut request = Some(request);
-        for _ in 0..STARTS {
-            let mut tx = match self.start(asked).await? {
-                Start::Replay(ran) => return Ok(ran),
-                Start::Run(tx) => tx,
+        let (this, of) = (self.clone(), asked.clone());
+        let open = Arc::new(move || {
+            let (this, of) = (this.clone(), of.clone());
+            async move { this.open_stage(&of).await }.boxed()
+        });
+        let running = handler::run(inner, request, body, open);
+        let ran = db::within(HANDLER_PATIENCE, running).await;
+        let (decided, stage) = ran.map_err(unavailable)??;
+        match (stage, decided) {
+            (Stage::Over(over), _) => over,
+            (Stage::Left(write), Decided::Done(answer)) => {
+                self.commit_left(asked, answer, &*write).await
+            }
+            (Stage::Open(tx), decided) => self.conclude(asked, decided, tx).await,
+            // It ended without touching the store, which may know an answer all the same.
+            (Stage::Unopened | Stage::Left(_), decided) => match self.start(asked).await? {
+                Start::Replay(ran) => Ok(ran),
+                Start::Run(tx) => self.conclude(asked, decided, tx).await,
+            },
+        }
+    }
+
+    /// The transaction of a handler that asks for it.
+    async fn open_stage(&self, asked: &Asked) -> Stage {
+        if self.protection == Protection::None {
+            return match self.db.begin().await {
+                Ok(tx) => Stage::Open(tx),
+                Err(error) => Stage::Over(Err(unavailable(error))),
             };
-            // A second start happens only when the first one lost to a commit: then there is a record.
-            let Some(request) = request.take() else {
-                return Err(in_progress());
-            };
-            let outcome;
-            (outcome, tx) = db::within(
-                HANDLER_PATIENCE,
-                run_handler(inner, request, body.clone(), tx),
-            )
-            .await
-            .map_err(unavailable)??;
-            let decided = match outcome {
-                Ok(answer) => answer,
-                Err(undecided) => {
-                    db::within(db::PATIENCE, tx.rollback()).await.ok();
-                    return Ok(Ran {
-                        response: undecided,
-                        record: None,
-                    });
+        }
+        match self.start(asked).await {
+            Ok(Start::Run(tx)) => Stage::Open(tx),
+            Ok(Start::Replay(ran)) => Stage::Over(Ok(ran)),
+            Err(error) => Stage::Over(Err(error)),
+        }
+    }
+
+    /// Makes what was decided true, in the transaction that has the key's lock.
+    async fn conclude(&self, asked: &Asked, decided: Decided, tx: Tx) -> Result<Ran, ApiError> {
+        let (answer, tx) = match decided {
+            Decided::Done(answer) => (answer, tx),
+            Decided::Refused(answer) => {
+                // Waited for, so that the key's lock is free for what follows.
+                let rollback = db::within(db::PATIENCE, tx.rollback()).await;
+                rollback.flatten().map_err(unavailable)?;
+                match self.start(asked).await? {
+                    Start::Replay(ran) => return Ok(ran),
+                    Start::Run(tx) => (answer, tx),
                 }
-            };
-            let (answer, tx) = match decided {
-                Decided::Done(answer) => (answer, tx),
-                Decided::Refused(answer) => {
-                    // Waited for, so that the key's lock is free for what follows.
-                    let rollback = db::within(db::PATIENCE, tx.rollback()).await;
-                    rollback.flatten().map_err(unavailable)?;
-                    match self.start(asked).await? {
-                        Start::Replay(ran) => return Ok(ran),
-                        Start::Run(tx) => (answer, tx),
-                    }
+            }
+            Decided::Nothing(response) => {
+                db::within(db::PATIENCE, tx.rollback()).await.ok();
+                return Ok(Ran {
+                    response,
+                    record: None,
+                });
+            }
+        };
+        let record = self.record_of(asked, &answer);
+        self.finish(asked, answer, record, tx).await
+    }
+
+    /// Commits what was written together with its record.
+    async fn finish(
+        &self,
+        asked: &Asked,
+        answer: Answer,
+        record: Record,
+        mut tx: Tx,
+    ) -> Result<Ran, ApiError> {
+        let finishing = async {
+            record::insert(&mut tx, asked, &record).await?;
+            tx.commit().await
+        };
+        match db::within(db::PATIENCE, finishing).await.flatten() {
+            Ok(()) => Ok(Ran::of(answer, record)),
+            // Lost to a commit: then there is a record.
+            Err(error) if db::is_unique_violation(&error) => match self.start(asked).await? {
+                Start::Replay(ran) => Ok(ran),
+                Start::Run(_) => Err(in_progress()),
+            },
+            Err(error) => self.unsure(asked, error).await,
+        }
+    }
+
+    /// Commits what a handler left together with its record: with others, or else alone.
+    async fn commit_left(
+        &self,
+        asked: &Asked,
+        answer: Answer,
+        write: &dyn Deferred,
+    ) -> Result<Ran, ApiError> {
+        let record = self.record_of(asked, &answer);
+        if self.protection == Protection::Full {
+            match write.together(asked, &record).await {
+                Ok(true) => return Ok(Ran::of(answer, record)),
+                Err(error) if db::is_unavailable(&error) => {
+                    return self.unsure(asked, error).await;
                 }
-            };
-            let expires_at = Timestamp::now() + self.ttl;
-            let record = answer.record(&self.sealer, asked, expires_at);
-            let finished = db::within(db::PATIENCE, finish(tx, asked, &record)).await;
-            match finished.flatten() {
-                Ok(()) => {
-                    return Ok(Ran {
-                        response: answer.into_response(),
-                        record: Some(record),
-                    });
-                }
-                Err(error) if db::is_unique_violation(&error) => {}
-                Err(error) => return self.unsure(asked, error).await,
+                // What is wrong with one of them is found out when each is alone.
+                Ok(false) | Err(_) => {}
             }
         }
-        Err(in_progress())
+        let mut tx = match self.open_stage(asked).await {
+            Stage::Open(tx) => tx,
+            Stage::Over(over) => return over,
+            Stage::Unopened | Stage::Left(_) => unreachable!("nothing else comes of opening"),
+        };
+        match write.alone(&mut tx).await {
+            Ok(()) => self.finish(asked, answer, record, tx).await,
+            Err(error) => {
+                db::within(db::PATIENCE, tx.rollback()).await.ok();
+                Err(error.as_idempotency_unavailable())
+            }
+        }
+    }
+
+    fn record_of(&self, asked: &Asked, answer: &Answer) -> Record {
+        answer.record(&self.sealer, asked, Timestamp::now() + self.ttl)
     }
 
     /// Runs the handler on a transaction, with nothing around it.
     async fn run_unprotected(
         &self,
         inner: &impl Endpoint,
+        asked: &Asked,
         request: Request,
         body: bytes::Bytes,
     ) -> Result<Response, ApiError> {
-        let tx = self.db.begin().await?;
-        match run_handler(inner, request, body, tx).await? {
-            (Ok(Decided::Done(answer)), tx) => {
+        let (this, of) = (self.clone(), asked.clone());
+        let open = Arc::new(move || {
+            let (this, of) = (this.clone(), of.clone());
+            async move { this.open_stage(&of).await }.boxed()
+        });
+        let (decided, stage) = handler::run(inner, request, body, open).await?;
+        match (decided, stage) {
+            (Decided::Done(answer), Stage::Open(tx)) => {
                 tx.commit().await?;
                 Ok(answer.into_response())
             }
-            (Ok(Decided::Refused(answer)), _) => Ok(answer.into_response()),
-            (Err(undecided), _) => Ok(undecided),
+            (Decided::Done(answer), Stage::Left(write)) => {
+                let mut tx = self.db.begin().await?;
+                write.alone(&mut tx).await?;
+                tx.commit().await?;
+                Ok(answer.into_response())
+            }
+            (Decided::Done(answer) | Decided::Refused(answer), _) => Ok(answer.into_response()),
+            (Decided::Nothing(response), _) => Ok(response),
         }
     }
 
@@ -392,12 +420,6 @@ impl Idempotency {
     }
 }
 
-/// Commits the work together with its record.
-async fn finish(mut tx: Tx, asked: &Asked, record: &Record) -> sqlx::Result<()> {
-    record::insert(&mut tx, asked, record).await?;
-    tx.commit().await
-}
-
 enum Captured {
     /// On to SQL, with the lease if there is a Redis.
     Go(Option<Lease>),
@@ -410,88 +432,20 @@ struct Ran {
     record: Option<Record>,
 }
 
+impl Ran {
+    /// What was executed now.
+    fn of(answer: Answer, record: Record) -> Self {
+        Self {
+            response: answer.into_response(),
+            record: Some(record),
+        }
+    }
+}
+
 enum Start {
     Replay(Ran),
     Run(Tx),
 }
-
-enum Decided {
-    /// 2xx: the business write stands.
-    Done(Answer),
-    /// A business 4xx: nothing was written, the answer stands.
-    Refused(Answer),
-}
-
-/// Runs the handler on the transaction; gives the transaction back with what came of it.
-async fn run_handler(
-    inner: &impl Endpoint,
-    mut request: Request,
-    body: bytes::Bytes,
-    tx: Tx,
-) -> Result<(Result<Decided, Response>, Tx), ApiError> {
-    let slot = Slot(Arc::new(AsyncMutex::new(Some(tx))));
-    request.extensions_mut().insert(slot.clone());
-    request.set_body(body);
-    let called = AssertUnwindSafe(inner.get_response_or_error(request))
-        .catch_unwind()
-        .await;
-    let tx = slot
-        .0
-        .lock()
-        .await
-        .take()
-        .ok_or_else(|| ApiError::internal("a handler kept its transaction"))?;
-    let (response, decided) = match called {
-        Ok(called) => called,
-        Err(panic) => {
-            let panic = panic
-                .downcast_ref::<&str>()
-                .map(ToString::to_string)
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            (
-                poem::IntoResponse::into_response(ApiError::internal(format!("panic: {panic}"))),
-                false,
-            )
-        }
-    };
-    if !decided {
-        return Ok((Err(response), tx));
-    }
-    let is_success = response.status().is_success();
-    let answer = Answer::read(response).await.map_err(ApiError::internal)?;
-    Ok((
-        Ok(if is_success {
-            Decided::Done(answer)
-        } else {
-            Decided::Refused(answer)
-        }),
-        tx,
-    ))
-}
-
-trait Answering: Endpoint {
-    /// The response, and whether it is decided: a 2xx, or an error of a decided code.
-    async fn get_response_or_error(&self, request: Request) -> (Response, bool) {
-        match self.call(request).await {
-            Ok(response) => {
-                let response = poem::IntoResponse::into_response(response);
-                let success = response.status().is_success();
-                (response, success)
-            }
-            Err(failure) => {
-                let known = failure.downcast_ref::<ApiError>().map(ApiError::code);
-                let error = error::from_poem(failure).as_idempotency_unavailable();
-                (
-                    poem::IntoResponse::into_response(error),
-                    known.is_some_and(Code::is_decided),
-                )
-            }
-        }
-    }
-}
-
-impl<E: Endpoint> Answering for E {}
 
 fn in_progress() -> ApiError {
     let code = Code::IdempotencyKeyInProgress;

@@ -12,6 +12,7 @@ use poem::{
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use sqlx::{Postgres, postgres::PgArguments, query::QueryAs};
 
 use super::{Asked, Key};
 use crate::{
@@ -333,4 +334,80 @@ pub async fn sweep(tx: &mut Tx, now: Timestamp, batch: i64) -> sqlx::Result<u64>
         }
     };
     execute!(tx, text, now, batch)
+}
+
+/// The beginning of a statement of PostgreSQL that executes many requests at once, with [`Many`] bound
+/// from `$1` to `$10`. What follows it writes for those in `ran (n, project_id)`: the requests, numbered
+/// from 1, whose keys were free and have their records now.
+///
+/// As in [`lock`], the look may be older than the lock; then the primary key leaves the request out.
+macro_rules! keep_many {
+    () => {
+        "WITH asked AS (SELECT * FROM UNNEST($1::uuid[], $2::text[], $3::bigint[], $4::bytea[], \
+         $5::bigint[], $6::text[], $7::bytea[], $8::boolean[], $9::timestamptz[]) WITH ORDINALITY \
+         AS asked (project_id, key, lock, fingerprint, status, headers, body, is_whole, expires_at, n)), \
+         free AS MATERIALIZED (SELECT * FROM asked WHERE pg_try_advisory_xact_lock(lock) \
+         AND NOT EXISTS (SELECT 1 FROM idempotency_records r \
+         WHERE r.project_id = asked.project_id AND r.key = asked.key)), \
+         kept AS (INSERT INTO idempotency_records \
+         (project_id, key, fingerprint, status, headers, body, is_whole, created_at, expires_at) \
+         SELECT project_id, key, fingerprint, status, headers, body, is_whole, $10, expires_at FROM free \
+         ON CONFLICT (project_id, key) DO NOTHING RETURNING project_id, key), \
+         ran AS MATERIALIZED (SELECT free.n, free.project_id FROM free \
+         JOIN kept ON kept.project_id = free.project_id AND kept.key = free.key)"
+    };
+}
+
+pub(crate) use keep_many;
+
+/// Requests and their records, as the columns that [`keep_many!`] reads.
+#[derive(Debug, Default)]
+pub struct Many {
+    projects: Vec<uuid::Uuid>,
+    keys: Vec<String>,
+    locks: Vec<i64>,
+    fingerprints: Vec<Vec<u8>>,
+    statuses: Vec<i64>,
+    headers: Vec<String>,
+    bodies: Vec<Vec<u8>>,
+    are_whole: Vec<bool>,
+    expire_at: Vec<Timestamp>,
+}
+
+impl Many {
+    /// Of these.
+    pub fn new<'r>(requests: impl Iterator<Item = (&'r Asked, &'r Record)>) -> Self {
+        let mut many = Self::default();
+        for (asked, record) in requests {
+            many.projects.push(asked.project.into());
+            many.keys.push(asked.key.as_str().to_owned());
+            many.locks.push(lock_of(asked.project, &asked.key));
+            many.fingerprints.push(record.fingerprint.clone());
+            many.statuses.push(record.status);
+            many.headers
+                .push(serde_json::to_string(&record.headers.0).unwrap_or_default());
+            many.bodies.push(record.body.clone());
+            many.are_whole.push(record.is_whole);
+            many.expire_at.push(record.expires_at);
+        }
+        many
+    }
+
+    /// Binds them.
+    pub fn bind<'q, R>(
+        self,
+        query: QueryAs<'q, Postgres, R, PgArguments>,
+    ) -> QueryAs<'q, Postgres, R, PgArguments> {
+        query
+            .bind(self.projects)
+            .bind(self.keys)
+            .bind(self.locks)
+            .bind(self.fingerprints)
+            .bind(self.statuses)
+            .bind(self.headers)
+            .bind(self.bodies)
+            .bind(self.are_whole)
+            .bind(self.expire_at)
+            .bind(Timestamp::now())
+    }
 }

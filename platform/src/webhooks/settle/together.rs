@@ -2,7 +2,7 @@
 //!
 //! Nearly every attempt is the ladder's own and is received, and what becomes of its delivery then
 //! depends on nothing else. Those that end while others are being settled go together: one statement
-//! writes their rows and turns their deliveries. Whatever is out of the ordinary (another outcome, a
+//! writes their rows, turns their deliveries and removes their jobs. Whatever is out of the ordinary (another outcome, a
 //! repeat, SQLite, a batch that failed) is settled alone.
 
 use std::sync::Arc;
@@ -63,7 +63,8 @@ async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<(
         };
     }
     let settling = sqlx::query(
-        "WITH made AS (INSERT INTO webhook_attempts \
+        "WITH gone AS (DELETE FROM apalis.jobs WHERE id = ANY($21)), \
+         made AS (INSERT INTO webhook_attempts \
          (id, project_id, delivery_id, endpoint_id, event_type, number, trigger, url, request_id, status, \
           status_code, error, duration_ms, request_headers, payload, response_headers, response_body, \
           plugin, created_at) \
@@ -101,6 +102,7 @@ async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<(
     .bind(each!(|s| s.plugin.as_ref().map(json)))
     .bind(each!(|s| s.started_at))
     .bind(Timestamp::now())
+    .bind(each!(|s| s.job.as_str()))
     .execute(conn);
     let settled = db::answered(settling).await;
     db::settle(&mut on, settled)?;

@@ -1,0 +1,154 @@
+//! From hand to hand: jobs that begin where they are enqueued, without a look into the queue.
+//!
+//! A process that enqueues and works may begin what it has just committed. The job is written as taken
+//! by this process's worker, so nobody else takes it, and it begins once the commit is through. It is a
+//! job like any other all the same: if this process dies it runs elsewhere, when its worker counts as
+//! dead. Only so many are under way at a time; what comes beyond that waits in the queue.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
+
+use super::{Ended, JobId, until_done};
+use crate::db::{self, Conn, Db, Gather, Queryable as _, execute};
+
+/// Jobs in one acknowledgement.
+const LARGEST: usize = 200;
+
+/// How long after a commit of which nobody knows whether it happened it surely has, or has not:
+/// longer than PostgreSQL lets a statement run.
+const UNTIL_KNOWN: Duration = Duration::from_secs(20);
+
+/// The hand of this process's worker; empty while there is none.
+#[derive(Clone)]
+pub struct Hand(Arc<Inner>);
+
+struct Inner {
+    db: Db,
+    worker: Mutex<Option<Worker>>,
+    slots: Arc<Semaphore>,
+    done: Gather<JobId, ()>,
+}
+
+/// Whose hand it is.
+#[derive(Clone)]
+struct Worker {
+    name: Arc<str>,
+    running: TaskTracker,
+}
+
+impl fmt::Debug for Hand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hand").finish_non_exhaustive()
+    }
+}
+
+/// Room for one job, held from before it is written until it has ended.
+pub struct Grip {
+    hand: Hand,
+    worker: Worker,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Hand {
+    /// For at most `size` jobs at a time.
+    pub fn new(db: Db, size: usize) -> Self {
+        let of_done = db.clone();
+        Self(Arc::new(Inner {
+            db,
+            worker: Mutex::default(),
+            slots: Arc::new(Semaphore::new(size)),
+            done: Gather::new(LARGEST, move |ids| {
+                Box::pin(acknowledge(of_done.clone(), ids))
+            }),
+        }))
+    }
+
+    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+        self.0.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on jobs may be taken in the name of this worker, which is registered.
+    pub(super) fn open(&self, name: &str, running: &TaskTracker) {
+        *self.worker() = Some(Worker {
+            name: name.into(),
+            running: running.clone(),
+        });
+    }
+
+    /// From now on none may be taken.
+    pub(super) fn close(&self) {
+        *self.worker() = None;
+    }
+
+    /// Room for one job, if there is any now.
+    pub fn take(&self) -> Option<Grip> {
+        let worker = self.worker().clone()?;
+        let slot = self.0.slots.clone().try_acquire_owned().ok()?;
+        Some(Grip {
+            hand: self.clone(),
+            worker,
+            _slot: slot,
+        })
+    }
+}
+
+impl Grip {
+    /// The worker in whose name the job is to be written.
+    pub fn worker(&self) -> &str {
+        &self.worker.name
+    }
+
+    /// Begins a job that is written and committed.
+    pub fn begin(self, id: JobId, work: impl Future<Output = Ended> + Send + 'static) {
+        let running = self.worker.running.clone();
+        running.spawn(async move {
+            match work.await {
+                Ended::Removed | Ended::NotBegun => {}
+                Ended::Settled => {
+                    let done = || self.hand.0.done.get(id.clone());
+                    until_done("acknowledging a job", done).await;
+                }
+            }
+        });
+    }
+
+    /// Leaves a job of which nobody knows whether it was committed to the queue, once that is sure.
+    pub fn give_back(self, id: JobId) {
+        let running = self.worker.running.clone();
+        running.spawn(async move {
+            tokio::time::sleep(UNTIL_KNOWN).await;
+            until_done("giving a job back", || async {
+                let mut tx = self.hand.0.db.begin().await?;
+                execute!(
+                    &mut tx,
+                    "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
+                     WHERE id = $1 AND lock_by = $2",
+                    id.as_str(),
+                    self.worker()
+                )?;
+                tx.commit().await
+            })
+            .await;
+        });
+    }
+}
+
+/// Removes jobs that are done.
+async fn acknowledge(db: Db, ids: Vec<JobId>) -> sqlx::Result<Vec<()>> {
+    let mut on = db.read().await?;
+    if let Conn::Postgres(conn) = on.conn() {
+        let all: Vec<&str> = ids.iter().map(JobId::as_str).collect();
+        let removing = sqlx::query("DELETE FROM apalis.jobs WHERE id = ANY($1)")
+            .bind(all)
+            .execute(conn);
+        let removed = db::answered(removing).await;
+        db::settle(&mut on, removed)?;
+    }
+    Ok(vec![(); ids.len()])
+}
