@@ -34,7 +34,7 @@ use crate::{
         spec::{self, Version},
     },
     db::{Db, OpenError, Sealer},
-    jobs::{self, Ended, Hand},
+    jobs::{self, Begin, Ended, Hand},
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
@@ -404,6 +404,7 @@ impl App {
             ),
             running: Running::default(),
             loads: worker::loads(db.clone()),
+            begin: Begin::new(db.clone()),
             together: Together::new(db.clone()),
             stop: stop.clone(),
         };

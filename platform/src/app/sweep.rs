@@ -9,7 +9,8 @@ use crate::{
     db::{Db, Timestamp},
     jobs,
     webhooks::{
-        endpoints, gauges, redeliveries, rescue,
+        endpoints, gauges, redeliveries,
+        rescue::Rescue,
         retention::{self, Retention},
     },
 };
@@ -32,13 +33,14 @@ const BATCHES: usize = 200;
 /// Removes what has had its time, and looks for what was lost.
 pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationToken) {
     let mut retention = Retention::default();
+    let mut jobs_lost = Rescue::default();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(EVERY) => {}
         }
         let began = Timestamp::now();
-        match rescue(db, OVERDUE, BATCH).await {
+        match jobs_lost.sweep(db, OVERDUE).await {
             Ok(0) => {}
             Ok(lost) => {
                 metrics::counter!("botix_webhook_lost_jobs_total").increment(lost as u64);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use super::{Ended, JobId, until_done};
 use crate::db::{self, Conn, Db, Gather, Queryable as _, execute};
@@ -53,6 +53,8 @@ pub struct Grip {
     hand: Hand,
     worker: Worker,
     _slot: OwnedSemaphorePermit,
+    /// Whoever stops waits for it: what is written in its name must not come after the handing back.
+    _held: TaskTrackerToken,
 }
 
 impl Hand {
@@ -92,6 +94,7 @@ impl Hand {
         let slot = self.0.slots.clone().try_acquire_owned().ok()?;
         Some(Grip {
             hand: self.clone(),
+            _held: worker.running.token(),
             worker,
             _slot: slot,
         })

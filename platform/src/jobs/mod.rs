@@ -7,6 +7,7 @@
 //! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
 //! database ends, also where the wire only went silent ([`queue`]); [`run`] starts the next one.
 
+mod begin;
 mod hand;
 mod pace;
 mod queue;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
+pub use begin::Begin;
 pub use hand::{Grip, Hand};
 use pace::Pace;
 use queue::Queue;
@@ -173,8 +175,10 @@ pub struct Taken<J> {
     pub job: J,
     /// Its id.
     pub id: JobId,
-    /// How many workers had it before and died: they may have done any part of it.
+    /// How many workers had begun it before and died: they may have done any part of it.
     pub lost: usize,
+    /// The worker in whose name it was fetched from the queue, where it was and others could take it over.
+    pub from_queue: Option<Arc<str>>,
 }
 
 /// What became of a job.
@@ -184,24 +188,30 @@ pub enum Ended {
     Settled,
     /// Its outcome is settled, and with it the job was removed.
     Removed,
-    /// Nothing was done, because this process stops: it stays in the queue.
+    /// Nothing was done, because this process stops or another has the job: it stays in the queue.
     NotBegun,
 }
 
 /// What runs a job; it returns once the outcome is settled.
 pub type Handler<J> = Arc<dyn Fn(Taken<J>) -> BoxFuture<'static, Ended> + Send + Sync>;
 
+/// The name of the worker, where others could take its jobs over.
+#[derive(Clone)]
+struct Name(Option<Arc<str>>);
+
 async fn handle<J: Job>(
     job: J,
     id: TaskId,
     attempt: Attempt,
     handler: Data<Handler<J>>,
+    name: Data<Name>,
 ) -> Result<Ended, BoxDynError> {
     let taken = Taken {
         job,
         id: JobId(id.to_string()),
         // This one counts already.
         lost: attempt.current().saturating_sub(1),
+        from_queue: (*name).0.clone(),
     };
     let ended = handler(taken).await;
     if ended == Ended::NotBegun {
@@ -302,6 +312,7 @@ async fn worker<J: Job>(
     hand: Option<Hand>,
     running: TaskTracker,
 ) -> Result<(), WorkerError> {
+    let others = matches!(db, Db::Postgres(_));
     macro_rules! configured {
         ($config:expr) => {
             $config
@@ -319,6 +330,7 @@ async fn worker<J: Job>(
                 .backend(backend)
                 .concurrency(concurrency)
                 .data(handler)
+                .data(Name(others.then(|| name.into())))
                 .parallelize(move |job| running.spawn(job))
                 .build(handle::<J>)
                 .run()

@@ -5,7 +5,8 @@
 //! and whatever hangs stops all of it. Here each step has an end, after less time than makes a worker dead
 //! in the eyes of the others; then the step fails, the worker ends and [`run`](super::run) starts the
 //! next. The statements are apalis's own, but for the first sign of life, whose time apalis takes in a
-//! type of its own that nobody else can name, and for jobs that are done, which are deleted.
+//! type of its own that nobody else can name, for jobs that are done, which are deleted, and for those of
+//! dead workers, of which it is told whether they had begun.
 
 use std::{
     marker::PhantomData,
@@ -153,12 +154,24 @@ async fn step<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Erro
 }
 
 impl Steps {
+    /// Puts the jobs of dead workers back. Those that were begun count as lost once more.
     async fn recover(&self, tx: &mut Tx) -> Result<u64, Error> {
-        let queue = self.config.queue.as_ref();
-        let dead_for = self.config.orphaned_duration().as_secs();
-        on!(tx, |conn| queries::reenqueue_orphaned(
-            conn, queue, dead_for
-        ))
+        let dead_for = i64::try_from(self.config.orphaned_duration().as_secs()).unwrap_or(i64::MAX);
+        let put_back = execute!(
+            tx,
+            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
+             attempts = attempts + CASE stale.status WHEN 'Running' THEN 1 ELSE 0 END \
+             FROM (SELECT j.id, j.status FROM apalis.jobs j JOIN apalis.workers w ON w.id = j.lock_by \
+             WHERE j.status IN ('Queued', 'Running') AND w.worker_type = $1 \
+             AND w.last_seen <= now() - $2 * interval '1 second' FOR UPDATE OF j SKIP LOCKED) AS stale \
+             WHERE apalis.jobs.id = stale.id",
+            self.config.queue.as_ref(),
+            dead_for
+        )?;
+        if put_back > 0 {
+            tracing::info!(put_back, queue = %self.config.queue.as_ref(), "jobs of dead workers run again");
+        }
+        Ok(put_back)
     }
 }
 

@@ -15,7 +15,7 @@ macro_rules! insert_jobs {
             "INSERT INTO apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority, \
              metadata, idempotency_key, lock_by, lock_at) SELECT j.id, ",
             $queue,
-            ", j.job, CASE WHEN j.lock_by IS NULL THEN 'Pending' ELSE 'Queued' END, 0, 25, ",
+            ", j.job, CASE WHEN j.lock_by IS NULL THEN 'Pending' ELSE 'Running' END, 0, 25, ",
             $due,
             ", ",
             $priority,

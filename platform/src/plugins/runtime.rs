@@ -1,7 +1,7 @@
 //! Plugins at work: from a plugin's id to a loaded version, and the compile job.
 //!
-//! Each node keeps the versions it used lately, loaded; which version is active is asked of the
-//! database every time, so a switch counts for the next attempt on every node. Compiled artefacts
+//! Each node keeps the versions it used lately, loaded; which version is active is read with every
+//! attempt, so a switch counts for the next one on every node. Compiled artefacts
 //! live in the database, sealed under a key derived from the master key, and one that does not open
 //! here (another engine version, another processor) is compiled again and replaced.
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::MasterKey,
-    db::{self, Conn, Db, Gather, JsonText, Queryable as _, Timestamp, execute, fetch_optional},
+    db::{Db, JsonText, Timestamp, execute, fetch_optional},
     jobs::Job,
 };
 
@@ -29,7 +29,6 @@ pub struct PluginHost {
     engine: PluginEngine,
     seal_key: [u8; 32],
     loaded: Cache<Vec<u8>, Plugin>,
-    versions: Gather<PluginId, Option<VersionRow>>,
 }
 
 /// A version that is ready to run.
@@ -66,49 +65,6 @@ impl Job for CompilePlugin {
     }
 }
 
-#[derive(Clone, Debug, sqlx::FromRow)]
-struct VersionRow {
-    id: PluginId,
-    version: i64,
-    sha256: Vec<u8>,
-}
-
-/// Plugins in one question.
-const LARGEST: usize = 100;
-
-/// The active versions of plugins, where they have one.
-async fn active_versions(db: Db, plugins: Vec<PluginId>) -> sqlx::Result<Vec<Option<VersionRow>>> {
-    let mut distinct: Vec<uuid::Uuid> = plugins.iter().map(|id| (*id).into()).collect();
-    distinct.sort_unstable();
-    distinct.dedup();
-    let mut reader = db.read().await?;
-    let mut rows: Vec<VersionRow> = Vec::new();
-    if let Conn::Postgres(conn) = reader.conn() {
-        let asking = sqlx::query_as(
-            "SELECT p.id, v.version, v.sha256 FROM plugins p \
-             JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
-             WHERE p.id = ANY($1)",
-        )
-        .bind(distinct)
-        .fetch_all(conn);
-        let found = db::answered(asking).await;
-        rows = db::settle(&mut reader, found)?;
-    } else {
-        for id in distinct {
-            rows.extend(fetch_optional!(
-                &mut reader,
-                VersionRow,
-                "SELECT p.id, v.version, v.sha256 FROM plugins p \
-                 JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
-                 WHERE p.id = $1",
-                id
-            )?);
-        }
-    }
-    let of = |id: &PluginId| rows.iter().find(|row| row.id == *id).cloned();
-    Ok(plugins.iter().map(of).collect())
-}
-
 impl PluginHost {
     /// A host on this engine.
     pub fn new(db: Db, engine: PluginEngine, master: &MasterKey) -> Self {
@@ -116,11 +72,7 @@ impl PluginHost {
             .max_capacity(LOADED)
             .time_to_idle(Duration::from_hours(1))
             .build();
-        let read = db.clone();
         Self {
-            versions: Gather::new(LARGEST, move |plugins| {
-                Box::pin(active_versions(read.clone(), plugins))
-            }),
             db,
             engine,
             seal_key: master.derive("botix plugin artefacts 1"),
@@ -128,9 +80,14 @@ impl PluginHost {
         }
     }
 
-    /// The active version of a plugin, loaded.
-    pub async fn active(&self, plugin: PluginId) -> sqlx::Result<Active> {
-        let Some(row) = self.versions.get(plugin).await? else {
+    /// The active version of a plugin, loaded. `version` is its number and the hash of its content, as
+    /// read a moment ago, if it has one.
+    pub async fn active(
+        &self,
+        plugin: PluginId,
+        version: Option<(i64, &[u8])>,
+    ) -> sqlx::Result<Active> {
+        let Some((version, sha256)) = version else {
             let mut reader = self.db.read().await?;
             let compiling = fetch_optional!(
                 &mut reader,
@@ -144,11 +101,8 @@ impl PluginHost {
                 None => Active::Unusable("it has no version that could be compiled".to_owned()),
             });
         };
-        match self.load(plugin, row.version, row.sha256).await? {
-            Ok(plugin) => Ok(Active::Ready(ActiveVersion {
-                version: row.version,
-                plugin,
-            })),
+        match self.load(plugin, version, sha256.to_vec()).await? {
+            Ok(plugin) => Ok(Active::Ready(ActiveVersion { version, plugin })),
             Err(why) => Ok(Active::Unusable(why)),
         }
     }

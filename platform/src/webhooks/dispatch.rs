@@ -76,6 +76,7 @@ impl Start {
             job,
             id: id.clone(),
             lost: 0,
+            from_queue: None,
         };
         grip.begin(id, async move { worker.deliver(taken, Some(place)).await });
     }

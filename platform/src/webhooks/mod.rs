@@ -25,6 +25,7 @@ pub mod payload;
 pub mod publishing;
 pub mod redeliveries;
 pub mod repeats;
+pub mod rescue;
 pub mod retention;
 mod rooms;
 pub mod sender;
@@ -36,4 +37,4 @@ mod tidy;
 pub mod worker;
 
 pub use rooms::{Rooms, Running};
-pub use settle::{Together, rescue};
+pub use settle::Together;

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
-    db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_all, fetch_optional},
+    db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_optional},
     jobs::{self, Ended, JobId},
 };
 
@@ -321,34 +321,4 @@ pub(super) async fn hold(db: &Db, delivery: DeliveryId, endpoint: EndpointId) ->
         state.as_str()
     )?;
     tx.commit().await
-}
-
-/// Makes new jobs for deliveries that are long due and have none; how many there were.
-///
-/// Belt and braces: a job is lost only if somebody empties the queue by hand.
-pub async fn rescue(db: &Db, overdue: Duration, batch: i64) -> sqlx::Result<usize> {
-    let mut tx = db.begin().await?;
-    let text = match tx.conn() {
-        Conn::Postgres(_) => {
-            "SELECT d.id FROM webhook_deliveries d \
-             WHERE d.state IN ('pending', 'retrying') AND d.next_attempt_at < $1 AND NOT EXISTS \
-             (SELECT 1 FROM apalis.jobs j WHERE j.job_type = 'deliver-webhook' AND j.idempotency_key = \
-             replace(d.id::text, '-', '') || ':' || d.ladder_number || ':' || d.job_copy \
-             AND j.status IN ('Pending', 'Queued', 'Running')) LIMIT $2 FOR UPDATE OF d SKIP LOCKED"
-        }
-        Conn::Sqlite(_) => {
-            "SELECT d.id FROM webhook_deliveries d \
-             WHERE d.state IN ('pending', 'retrying') AND d.next_attempt_at < $1 AND NOT EXISTS \
-             (SELECT 1 FROM Jobs j WHERE j.job_type = 'deliver-webhook' AND j.idempotency_key = \
-             lower(hex(d.id)) || ':' || d.ladder_number || ':' || d.job_copy \
-             AND j.status IN ('Pending', 'Queued', 'Running')) LIMIT $2"
-        }
-    };
-    let now = Timestamp::now();
-    let lost = fetch_all!(&mut tx, (DeliveryId,), text, now - overdue, batch)?;
-    for (delivery,) in &lost {
-        deliveries::plan_again(&mut tx, *delivery, now).await?;
-    }
-    tx.commit().await?;
-    Ok(lost.len())
 }

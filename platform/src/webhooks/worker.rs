@@ -36,7 +36,7 @@ use super::{
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{self, Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
-    jobs::{self, Ended, Taken},
+    jobs::{self, Begin, Ended, Taken},
     plugins::{PluginHost, PluginId},
 };
 use prepare::Prepared;
@@ -74,6 +74,8 @@ pub struct Worker {
     pub running: Running,
     /// Loads what attempts need.
     pub loads: Loads,
+    /// Marks attempts before they are sent.
+    pub begin: Begin,
     /// Settles what was received.
     pub together: Together,
     /// When no further attempt begins.
@@ -100,6 +102,8 @@ pub struct Loaded {
     failing_since: Option<Timestamp>,
     url: Option<String>,
     plugin_id: Option<PluginId>,
+    plugin_version: Option<i64>,
+    plugin_sha256: Option<Vec<u8>>,
     plugin_config: Option<String>,
     headers: Option<Vec<u8>>,
     secret: Option<Vec<u8>>,
@@ -127,11 +131,14 @@ macro_rules! loading {
              d.is_test, CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
              e.created_at AS happened_at, EXISTS (SELECT 1 FROM webhook_attempts a \
              WHERE a.delivery_id = d.id AND a.number = asked.number) AS settled, \
-             w.enabled, w.failing_since, w.url, w.plugin_id, w.plugin_config, w.headers, w.secret, \
-             w.previous_secret, w.previous_secret_until, asked.number FROM ",
+             w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
+             v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
+             w.previous_secret_until, asked.number FROM ",
             $from,
             " JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id \
-             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id"
+             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
+             LEFT JOIN plugins p ON p.id = w.plugin_id \
+             LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version"
         )
     };
 }
@@ -276,6 +283,9 @@ impl Worker {
                 headers,
                 plugin,
             } => {
+                if !self.begin.mark(taken).await? {
+                    return Ok(Ended::NotBegun);
+                }
                 self.send(taken, &loaded, &outlet, started_at, body, headers, plugin)
                     .await
             }

@@ -94,7 +94,8 @@ impl Worker {
                 plugin: None,
             });
         };
-        let active = match self.plugins.active(plugin_id).await? {
+        let version = loaded.plugin_version.zip(loaded.plugin_sha256.as_deref());
+        let active = match self.plugins.active(plugin_id, version).await? {
             plugins::Active::Ready(active) => active,
             plugins::Active::Compiling => return Ok(Prepared::Wait),
             plugins::Active::Unusable(why) => {
