@@ -5,6 +5,7 @@ mod postgres;
 mod receiver;
 mod redis;
 mod server;
+mod statements;
 mod store;
 mod usage;
 
@@ -39,7 +40,7 @@ pub struct Rig {
     pub client: Client,
     /// The project's id, without its prefix.
     pub project: ulid::Ulid,
-    statements: bool,
+    shows_statements: bool,
     _folder: TempDir,
 }
 
@@ -58,16 +59,16 @@ impl Rig {
         let folder = tempfile::Builder::new().prefix("botix-bench-").tempdir()?;
         // The user that PostgreSQL runs as has to get through.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
-        let statements = args.statements && database != Database::Sqlite;
-        let (postgres, url) = match database {
+        let (postgres, url, own_url) = match database {
             Database::Postgres | Database::PostgresRedis => {
-                let postgres = Postgres::start(folder.path(), statements).await?;
-                let url = postgres.url();
-                (Some(postgres), url)
+                let postgres = Postgres::start(folder.path()).await?;
+                let (url, own_url) = (postgres.url(), postgres.own_url());
+                (Some(postgres), url, own_url)
             }
             Database::Sqlite => {
                 let file = folder.path().join("botix.db");
-                (None, format!("sqlite:{}", file.display()))
+                let url = format!("sqlite:{}", file.display());
+                (None, url.clone(), url)
             }
         };
         let redis = match database {
@@ -81,10 +82,8 @@ impl Rig {
         let program = Program::new(args.botix.as_deref(), folder.path(), &url, &env)?;
         let server = Server::start(&program, protection).await?;
         let (project, key) = program.create_project()?;
-        let store = Store::open(&url).await?;
-        if statements {
-            store.watch_statements().await?;
-        }
+        let store = Store::open(&own_url).await?;
+        store.watch_statements().await?;
         Ok(Self {
             client: Client::new(server.address, &key)?,
             server,
@@ -92,7 +91,7 @@ impl Rig {
             redis,
             store,
             project,
-            statements,
+            shows_statements: args.statements,
             _folder: folder,
         })
     }
@@ -106,16 +105,15 @@ impl Rig {
 
     /// Begins to measure.
     pub async fn begin(&self) -> Result<Usage, Fault> {
-        if self.statements {
-            self.store.forget_statements().await?;
-        }
+        self.store.forget_statements().await?;
         self.usage()
     }
 
     /// What was used since `before`; says which statements ran for `operations` if that was asked.
     pub async fn end(&self, before: &Usage, operations: u64) -> Result<Spent, Fault> {
-        let spent = self.usage()?.since(before);
-        if self.statements {
+        let mut spent = self.usage()?.since(before);
+        spent.statements = self.store.count_statements().await?;
+        if self.shows_statements {
             eprint!("{}", self.store.statements(operations).await?);
         }
         Ok(spent)

@@ -91,7 +91,7 @@ pub async fn run(
     let states = settled(rig).await?;
     let spent = rig.end(&before, tally.done * endpoints).await?;
 
-    let (events, attempts, with_plugin) = rig.store.events_and_attempts().await?;
+    let (events, attempts, with_plugin) = rig.store.events_and_attempts(rig.project).await?;
     let arrivals = receiver.arrivals();
     let books = Books {
         accepted: done..=done + warm.unknown + tally.unknown,
@@ -221,7 +221,7 @@ fn publishing(rig: &Rig, receiver: Arc<Receiver>) -> Job {
 async fn settled(rig: &Rig) -> Result<Vec<(String, u64)>, Fault> {
     let begun = Instant::now();
     loop {
-        let states = rig.store.deliveries().await?;
+        let states = rig.store.deliveries(rig.project).await?;
         let open = states
             .iter()
             .any(|(state, count)| matches!(&**state, "pending" | "retrying") && *count > 0);

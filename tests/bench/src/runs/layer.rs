@@ -130,10 +130,7 @@ async fn turn(
         side.done += tally.done;
         side.seconds += tally.time.as_secs_f64();
         side.latencies.add(&tally.latencies);
-        side.spent.server += spent.server;
-        side.spent.database += spent.database;
-        side.spent.bench += spent.bench;
-        side.spent.peak_mib = spent.peak_mib;
+        side.spent.add(&spent);
     }
     Ok(())
 }
