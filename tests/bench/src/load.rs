@@ -97,6 +97,7 @@ impl Tally {
         *self.errors.entry(kind).or_default() += 1;
     }
 
+    /// Adds what another connection of the same load came to.
     fn add(&mut self, other: Self) {
         self.done += other.done;
         self.unknown += other.unknown;
@@ -107,6 +108,13 @@ impl Tally {
         self.waits.add(&other.waits);
         self.time = self.time.max(other.time);
         self.next = self.next.max(other.next);
+    }
+
+    /// Adds what a load after this one came to.
+    pub fn then(&mut self, other: Self) {
+        let time = self.time + other.time;
+        self.add(other);
+        self.time = time;
     }
 }
 

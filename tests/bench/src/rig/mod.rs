@@ -14,7 +14,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use tempfile::TempDir;
 
 pub use machine::describe as describe_machine;
-pub use receiver::Receiver;
+pub use receiver::{Receiver, STALL};
 pub use store::Store;
 pub use usage::{Spent, Usage};
 

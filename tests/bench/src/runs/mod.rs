@@ -1,10 +1,13 @@
 //! The runs. Each has a fresh set-up, so none stands on what another left behind.
 
+mod books;
 mod contacts;
+mod course;
 mod deliveries;
 mod idle;
 mod layer;
 mod lists;
+mod publishing;
 
 use crate::{
     Fault,
