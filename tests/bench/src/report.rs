@@ -112,10 +112,15 @@ pub fn remarks(tally: &Tally, rate: Option<f64>) -> Vec<String> {
             counts(&tally.errors)
         ));
     }
-    let waited = tally.waits.percentile(99.0);
-    if rate.is_some() && waited > 1.0 {
+    if rate.is_some() {
+        let [usual, late] = [50.0, 99.0].map(|percent| tally.waits.percentile(percent));
+        let why = if late > 1.0 {
+            ": no free connection, or a busy machine"
+        } else {
+            ""
+        };
         remarks.push(format!(
-            "sent late (p99 {waited:.1} ms, counted): no free connection, or a busy machine"
+            "sent p50 {usual:.2} ms, p99 {late:.2} ms after it was due (counted){why}"
         ));
     }
     remarks

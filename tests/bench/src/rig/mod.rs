@@ -1,5 +1,6 @@
 //! A fresh set-up for one run: database, server, project; gone when it is dropped.
 
+mod backlog;
 mod machine;
 mod postgres;
 mod receiver;
@@ -11,8 +12,11 @@ mod usage;
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
+use ulid::Ulid;
 
+pub use backlog::{Kind as BacklogKind, Target as BacklogTarget};
 pub use machine::describe as describe_machine;
 pub use receiver::{Receiver, STALL};
 pub use store::Store;
@@ -28,18 +32,20 @@ use redis::Redis;
 pub use server::Protection;
 use server::{Program, Server};
 
-/// A running server with a database and a project of its own.
+/// A server with a database and a project of its own.
 pub struct Rig {
     // Dropped in this order: the server before its database, the folder last.
-    server: Server,
+    server: Option<Server>,
     postgres: Option<Postgres>,
     redis: Option<Redis>,
+    program: Program,
+    protection: Protection,
     /// The database, seen from beside the server.
     pub store: Store,
     /// Speaks for the project.
     pub client: Client,
     /// The project's id, without its prefix.
-    pub project: ulid::Ulid,
+    pub project: Ulid,
     shows_statements: bool,
     _folder: TempDir,
 }
@@ -56,6 +62,7 @@ impl Rig {
         database: Database,
         protection: Protection,
     ) -> Result<Self, Fault> {
+        allow_many_files()?;
         let folder = tempfile::Builder::new().prefix("botix-bench-").tempdir()?;
         // The user that PostgreSQL runs as has to get through.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
@@ -86,9 +93,11 @@ impl Rig {
         store.watch_statements().await?;
         Ok(Self {
             client: Client::new(server.address, &key)?,
-            server,
+            server: Some(server),
             postgres,
             redis,
+            program,
+            protection,
             store,
             project,
             shows_statements: args.statements,
@@ -96,11 +105,23 @@ impl Rig {
         })
     }
 
+    /// Makes another project; its id, and who speaks for it.
+    pub fn another_project(&self) -> Result<(Ulid, Client), Fault> {
+        let (project, key) = self.program.create_project()?;
+        Ok((project, Client::new(self.server()?.address, &key)?))
+    }
+
+    fn server(&self) -> Result<&Server, Fault> {
+        self.server
+            .as_ref()
+            .ok_or_else(|| "the server is stopped".into())
+    }
+
     /// What the processes have used so far.
     pub fn usage(&self) -> Result<Usage, Fault> {
         let postgres = self.postgres.as_ref().map(Postgres::pid);
         let redis = self.redis.as_ref().map(Redis::pid);
-        Usage::read(self.server.pid(), &[postgres, redis])
+        Usage::read(self.server()?.pid(), &[postgres, redis])
     }
 
     /// Begins to measure.
@@ -119,17 +140,38 @@ impl Rig {
         Ok(spent)
     }
 
-    /// Stops the server by SIGTERM. What it did wrong, besides its answers: warnings and errors in
-    /// its log, an end that is not clean.
-    pub async fn stop(self) -> Result<Vec<String>, Fault> {
-        let Self {
-            server,
-            postgres,
-            redis,
-            ..
-        } = self;
-        let wrong = server.stop().await?;
-        drop((postgres, redis));
-        Ok(wrong)
+    /// Stops the server by SIGTERM and keeps all else. What it did wrong, besides its answers:
+    /// warnings and errors in its log, an end that is not clean.
+    pub async fn pause(&mut self) -> Result<Vec<String>, Fault> {
+        match self.server.take() {
+            Some(server) => server.stop().await,
+            None => Ok(Vec::new()),
+        }
     }
+
+    /// Starts the server again, at another address, unless it runs.
+    pub async fn resume(&mut self) -> Result<(), Fault> {
+        if self.server.is_none() {
+            let server = Server::start(&self.program, self.protection).await?;
+            self.client = self.client.moved(server.address)?;
+            self.server = Some(server);
+        }
+        Ok(())
+    }
+
+    /// Stops everything; what the server did wrong.
+    pub async fn stop(mut self) -> Result<Vec<String>, Fault> {
+        self.pause().await
+    }
+}
+
+/// Thousands of requests may hang at a time, each with a connection here and one at the server, which
+/// has the limit from here.
+fn allow_many_files() -> Result<(), Fault> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    Ok(setrlimit(Resource::Nofile, raised)?)
 }

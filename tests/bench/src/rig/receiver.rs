@@ -34,12 +34,14 @@ pub const STALL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Arrivals {
     start: Instant,
+    since: Instant,
     seen: HashSet<(u16, Ulid)>,
     /// Webhooks that came once more.
     pub repeated: u64,
     /// Requests that are no webhook of this program.
     pub strange: u64,
-    /// From the moment an event was due to the first webhook of it at each endpoint.
+    /// From the moment an event was due to the first webhook of it at each endpoint; of events that
+    /// were due since the last beginning.
     pub latencies: Latencies,
     /// When the last new one came.
     pub last: Instant,
@@ -49,6 +51,7 @@ impl Arrivals {
     fn new(start: Instant) -> Self {
         Self {
             start,
+            since: start,
             seen: HashSet::new(),
             repeated: 0,
             strange: 0,
@@ -88,7 +91,9 @@ impl Arrivals {
         }
         if let Some(due) = webhook.data.due_micros {
             let due = self.start + Duration::from_micros(due);
-            self.latencies.record(at.saturating_duration_since(due));
+            if due >= self.since {
+                self.latencies.record(at.saturating_duration_since(due));
+            }
         }
         self.last = at;
     }
@@ -163,11 +168,12 @@ impl Receiver {
         self.shared.arrivals()
     }
 
-    /// Forgets the latencies so far; how many came.
-    pub fn begin(&self) -> u64 {
+    /// Begins to measure: what was due before has no latency any more.
+    pub fn begin(&self) {
         let mut arrivals = self.arrivals();
         arrivals.latencies = Latencies::default();
-        arrivals.distinct()
+        // As exact as what webhooks carry.
+        arrivals.since = self.start + Duration::from_micros(self.micros(Instant::now()));
     }
 
     /// Waits until `count` events came, or until none comes for `stall`, or until `limit`.
@@ -280,6 +286,11 @@ mod tests {
             (arrivals.distinct(), arrivals.repeated, arrivals.strange),
             (2, 1, 2)
         );
+        assert_eq!(arrivals.latencies.count(), 1);
         assert!((arrivals.latencies.max() - 5.0).abs() < 0.1);
+
+        arrivals.since = start + Duration::from_millis(3);
+        arrivals.record(&Uri::from_static("/2"), &headers, at, body);
+        assert_eq!((arrivals.distinct(), arrivals.latencies.count()), (3, 1));
     }
 }

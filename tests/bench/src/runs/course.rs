@@ -150,7 +150,7 @@ impl Course {
         self.receiver.arrivals().distinct()
     }
 
-    /// The same load, unmeasured. What does not arrive for `stall` is waited for no longer.
+    /// The same load, unmeasured. When nothing arrives for `stall`, the rest is waited for no longer.
     pub async fn warm_up(&mut self, rig: &Rig, stall: Duration) -> Result<(), Fault> {
         self.publish(rig, self.load.warmup_time()).await?;
         self.arrive(stall).await;
@@ -159,23 +159,23 @@ impl Course {
 
     /// A stretch that counts.
     pub async fn measure(&mut self, rig: &Rig, stall: Duration) -> Result<Measured, Fault> {
-        let arrived_before = self.receiver.begin();
         let before = rig.begin().await?;
+        self.receiver.begin();
         let start = Instant::now();
         let tally = self.publish(rig, self.load.time()).await?;
         let behind = self
             .expected()
             .saturating_sub(self.receiver.arrivals().distinct());
-        let arrived = self.arrive(stall).await;
-        let missing = self.expected().saturating_sub(arrived);
+        let missing = self.expected().saturating_sub(self.arrive(stall).await);
         if missing == 0 {
             self.settled(rig).await?;
         }
-        let spent = rig.end(&before, arrived - arrived_before).await?;
+        let arrived = self.receiver.arrivals().latencies.count();
+        let spent = rig.end(&before, arrived).await?;
         let arrivals = self.receiver.arrivals();
         Ok(Measured {
             tally,
-            arrived: arrived - arrived_before,
+            arrived,
             missing,
             behind,
             time: arrivals.last.saturating_duration_since(start),
