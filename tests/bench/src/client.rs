@@ -58,6 +58,15 @@ impl Client {
         })
     }
 
+    /// Speaks to the same project at another address.
+    pub fn moved(&self, server: SocketAddr) -> Result<Self, Fault> {
+        Ok(Self {
+            server,
+            host: HeaderValue::from_str(&server.to_string())?,
+            ..self.clone()
+        })
+    }
+
     fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;

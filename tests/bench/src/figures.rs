@@ -35,6 +35,11 @@ impl Latencies {
         self.0.is_empty()
     }
 
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
     /// The latency that `percent` of all stay at or under, in milliseconds.
     pub fn percentile(&self, percent: f64) -> f64 {
         float(self.0.value_at_percentile(percent)) / 1_000.0

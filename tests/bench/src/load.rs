@@ -8,6 +8,7 @@
 
 use std::{
     collections::BTreeMap,
+    num::NonZeroU64,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -97,6 +98,7 @@ impl Tally {
         *self.errors.entry(kind).or_default() += 1;
     }
 
+    /// Adds what another connection of the same load came to.
     fn add(&mut self, other: Self) {
         self.done += other.done;
         self.unknown += other.unknown;
@@ -107,6 +109,13 @@ impl Tally {
         self.waits.add(&other.waits);
         self.time = self.time.max(other.time);
         self.next = self.next.max(other.next);
+    }
+
+    /// Adds what a load after this one came to.
+    pub fn then(&mut self, other: Self) {
+        let time = self.time + other.time;
+        self.add(other);
+        self.time = time;
     }
 }
 
@@ -175,6 +184,9 @@ pub async fn run(client: &Client, plan: Plan, job: &Arc<Job>) -> Result<Tally, F
 fn deal(plan: Plan, rate: f64, start: Instant) -> mpsc::UnboundedReceiver<Ticket> {
     let (sender, receiver) = mpsc::unbounded_channel();
     thread::spawn(move || {
+        // The kernel may wake a thread 50 µs late, to wake several at once; without leave it does not
+        // matter.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         for number in 0..plan.limit {
             let after = Duration::from_secs_f64(float(number) / rate);
             if after >= plan.time {

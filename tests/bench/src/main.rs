@@ -1,4 +1,5 @@
-//! Load on a real server, run by hand: how fast are requests, replays, lists and deliveries?
+//! Load on a real server, run by hand: how fast are requests, replays, lists and deliveries,
+//! also beside a backlog and beside another tenant's receivers that hang?
 //!
 //! One run is one fresh set-up, made and removed here: a `botix serve`, a private PostgreSQL with its
 //! default durability (or an SQLite file), and a webhook receiver in this process, all on loopback.

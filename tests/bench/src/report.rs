@@ -11,8 +11,8 @@ use crate::{
 
 /// The head of the table.
 pub const HEAD: &str = "\
-| run | database | per second | p50 ms | p90 ms | p99 ms | max ms | CPU ms each: server | databases | bench | server peak MiB | remarks |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |";
+| run | database | per second | p50 ms | p90 ms | p99 ms | max ms | CPU ms each: server | databases | bench | statements each | server peak MiB | remarks |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |";
 
 /// Figures of one run.
 #[derive(Debug)]
@@ -45,18 +45,24 @@ impl Row {
         } = self;
         let cpu = match self.spent {
             Some(spent) => {
-                let each = |seconds: f64| 1_000.0 * seconds / float(self.operations.max(1));
+                let each = |whole: f64| whole / float(self.operations.max(1));
+                let statements = match spent.statements {
+                    0 => String::new(),
+                    some => format!("{:.1}", each(float(some))),
+                };
                 format!(
-                    "{:.2} | {:.2} | {:.2} | {:.0}",
-                    each(spent.server),
-                    each(spent.database),
-                    each(spent.bench),
+                    "{:.2} | {:.2} | {:.2} | {statements} | {:.0}",
+                    1_000.0 * each(spent.server),
+                    1_000.0 * each(spent.database),
+                    1_000.0 * each(spent.bench),
                     spent.peak_mib
                 )
             }
-            None => " | | | ".to_owned(),
+            None => " | | | | ".to_owned(),
         };
-        let measured = if latencies.is_empty() {
+        let measured = if latencies.is_empty() && *per_second > 0.0 {
+            format!("{per_second:.0} | | | | ")
+        } else if latencies.is_empty() {
             " | | | | ".to_owned()
         } else {
             format!(
@@ -106,10 +112,15 @@ pub fn remarks(tally: &Tally, rate: Option<f64>) -> Vec<String> {
             counts(&tally.errors)
         ));
     }
-    let waited = tally.waits.percentile(99.0);
-    if rate.is_some() && waited > 1.0 {
+    if rate.is_some() {
+        let [usual, late] = [50.0, 99.0].map(|percent| tally.waits.percentile(percent));
+        let why = if late > 1.0 {
+            ": no free connection, or a busy machine"
+        } else {
+            ""
+        };
         remarks.push(format!(
-            "sent late (p99 {waited:.1} ms, counted): no free connection, or a busy machine"
+            "sent p50 {usual:.2} ms, p99 {late:.2} ms after it was due (counted){why}"
         ));
     }
     remarks

@@ -12,8 +12,9 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 
+use super::statements::ROLE;
 use crate::Fault;
 
 /// How long it may take to start or to stop.
@@ -26,8 +27,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Makes a cluster in `folder` and starts it; `statements` loads `pg_stat_statements`.
-    pub async fn start(folder: &Path, statements: bool) -> Result<Self, Fault> {
+    /// Makes a cluster in `folder` and starts it.
+    pub async fn start(folder: &Path) -> Result<Self, Fault> {
         let programs = programs()?;
         let user = user()?;
         let data = folder.join("postgres");
@@ -58,9 +59,8 @@ impl Postgres {
             .open(data.join("postgresql.conf"))?;
         writeln!(settings, "listen_addresses = '127.0.0.1'")?;
         writeln!(settings, "unix_socket_directories = ''")?;
-        if statements {
-            writeln!(settings, "shared_preload_libraries = 'pg_stat_statements'")?;
-        }
+        // Costs next to nothing where statements are prepared once: a counter for each that ends.
+        writeln!(settings, "shared_preload_libraries = 'pg_stat_statements'")?;
         // The port is free now but may be taken before PostgreSQL has it; then the next one is tried.
         let log = folder.join("postgres.log");
         for _ in 0..5 {
@@ -85,7 +85,9 @@ impl Postgres {
     async fn ready(&mut self) -> Result<bool, Fault> {
         let begun = Instant::now();
         while self.child.try_wait()?.is_none() {
-            if let Ok(connection) = PgConnection::connect(&self.url()).await {
+            if let Ok(mut connection) = PgConnection::connect(&self.url()).await {
+                let role = format!("CREATE ROLE {ROLE} SUPERUSER LOGIN");
+                connection.execute(sqlx::AssertSqlSafe(role)).await?;
                 connection.close().await?;
                 return Ok(true);
             }
@@ -97,9 +99,14 @@ impl Postgres {
         Ok(false)
     }
 
-    /// Where it is.
+    /// Where it is, for the server.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Where it is, for this program.
+    pub fn own_url(&self) -> String {
+        format!("postgres://{ROLE}@127.0.0.1:{}/postgres", self.port)
     }
 
     /// The process that starts all others of it.

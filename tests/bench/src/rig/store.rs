@@ -1,7 +1,5 @@
 //! The database, seen from beside the server: rows to load, and rows to count.
 
-use std::fmt::Write as _;
-
 use sqlx::{
     PgPool, SqlitePool,
     postgres::PgPoolOptions,
@@ -10,7 +8,7 @@ use sqlx::{
 use ulid::Ulid;
 use uuid::Uuid;
 
-use crate::{Fault, figures::float};
+use crate::Fault;
 
 /// Rows in one statement of a load.
 const BATCH: u64 = 100_000;
@@ -32,11 +30,6 @@ const SQLITE_CONTACTS: &str = "WITH RECURSIVE made (i, micros) AS ( \
      SELECT unhex(printf('%012x', micros / 1000) || hex(randomblob(10))), $1, \
      printf('+49%011d', i), 'Contact ' || i, 'contact-' || i || '@example.com', \
      '[\"vip\"]', '{\"plan\":\"pro\"}', micros, micros FROM made";
-
-/// Which statements ran since the last reset, and how often.
-const STATEMENTS: &str = "SELECT calls, total_exec_time, left(regexp_replace(query, '\\s+', ' ', 'g'), 110) \
-     FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%' \
-     ORDER BY total_exec_time DESC LIMIT 20";
 
 /// A connection to either database.
 pub enum Store {
@@ -176,27 +169,30 @@ impl Store {
         Ok((u64::try_from(contacts)?, u64::try_from(records)?))
     }
 
-    /// Deliveries by state.
-    pub async fn deliveries(&self) -> Result<Vec<(String, u64)>, Fault> {
+    /// Deliveries of a project by state.
+    pub async fn deliveries(&self, project: Ulid) -> Result<Vec<(String, u64)>, Fault> {
         let rows = on!(
             self,
             fetch_all,
             (String, i64),
-            "SELECT state, COUNT(*) FROM webhook_deliveries GROUP BY state ORDER BY state"
+            "SELECT state, COUNT(*) FROM webhook_deliveries WHERE project_id = $1 \
+             GROUP BY state ORDER BY state",
+            uuid(project)
         )?;
         rows.into_iter()
             .map(|(state, count)| Ok((state, u64::try_from(count)?)))
             .collect()
     }
 
-    /// Events; attempts that succeeded; those among them that a plugin had a part in.
-    pub async fn events_and_attempts(&self) -> Result<(u64, u64, u64), Fault> {
+    /// Of a project: events; attempts that succeeded; those among them that a plugin had a part in.
+    pub async fn events_and_attempts(&self, project: Ulid) -> Result<(u64, u64, u64), Fault> {
         let (events, attempts, plugins) = on!(
             self,
             fetch_one,
             (i64, i64, i64),
-            "SELECT (SELECT COUNT(*) FROM events), COUNT(*), COUNT(plugin) \
-             FROM webhook_attempts WHERE status = 'succeeded'"
+            "SELECT (SELECT COUNT(*) FROM events WHERE project_id = $1), COUNT(*), COUNT(plugin) \
+             FROM webhook_attempts WHERE project_id = $1 AND status = 'succeeded'",
+            uuid(project)
         )?;
         Ok((
             u64::try_from(events)?,
@@ -204,49 +200,8 @@ impl Store {
             u64::try_from(plugins)?,
         ))
     }
-
-    /// Lets PostgreSQL count statements.
-    pub async fn watch_statements(&self) -> Result<(), Fault> {
-        if let Self::Postgres(pool) = self {
-            sqlx::query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
-                .execute(pool)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Starts the count again.
-    pub async fn forget_statements(&self) -> Result<(), Fault> {
-        if let Self::Postgres(pool) = self {
-            sqlx::query("SELECT pg_stat_statements_reset()")
-                .execute(pool)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// The twenty statements that took most time, for `operations` of a run.
-    pub async fn statements(&self, operations: u64) -> Result<String, Fault> {
-        let Self::Postgres(pool) = self else {
-            return Ok(String::new());
-        };
-        let rows: Vec<(i64, f64, String)> = sqlx::query_as(STATEMENTS).fetch_all(pool).await?;
-        let per = float(operations.max(1));
-        let mut text = "calls per operation, ms per call, ms per operation, statement\n".to_owned();
-        for (calls, millis, statement) in rows {
-            let calls = float(u64::try_from(calls)?);
-            writeln!(
-                text,
-                "{:8.2} {:8.3} {:8.3}  {statement}",
-                calls / per,
-                millis / calls.max(1.0),
-                millis / per
-            )?;
-        }
-        Ok(text)
-    }
 }
 
-fn uuid(id: Ulid) -> Uuid {
+pub(super) fn uuid(id: Ulid) -> Uuid {
     Uuid::from_bytes(id.to_bytes())
 }

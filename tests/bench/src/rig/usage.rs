@@ -27,6 +27,19 @@ pub struct Spent {
     pub bench: f64,
     /// The most memory the server ever had, in MiB.
     pub peak_mib: f64,
+    /// Statements that PostgreSQL was sent, without those that begin and end transactions.
+    pub statements: u64,
+}
+
+impl Spent {
+    /// Adds what another part of the same run used.
+    pub fn add(&mut self, other: &Self) {
+        self.server += other.server;
+        self.database += other.database;
+        self.bench += other.bench;
+        self.peak_mib = self.peak_mib.max(other.peak_mib);
+        self.statements += other.statements;
+    }
 }
 
 impl Usage {
@@ -51,6 +64,7 @@ impl Usage {
             database: self.database - before.database,
             bench: self.bench - before.bench,
             peak_mib: self.peak_mib,
+            statements: 0,
         }
     }
 }

@@ -27,8 +27,13 @@ struct Side {
     spent: Spent,
 }
 
-/// Measures both sides, turn by turn.
-pub async fn run(args: &Args, database: Database, load: Load, turns: u16) -> Result<Report, Fault> {
+/// Measures both sides, turn by turn; what came of it, and the database that it was on.
+pub async fn run(
+    args: &Args,
+    database: Database,
+    load: Load,
+    turns: u16,
+) -> Result<(Report, String), Fault> {
     let how = load.describe(args.connections);
     eprintln!(
         "POST /contacts with and without the layer, {how}, on {}",
@@ -71,6 +76,7 @@ pub async fn run(args: &Args, database: Database, load: Load, turns: u16) -> Res
         )
     );
     let mut rows = Vec::new();
+    let version = sides[0].rig.store.describe().await?;
     for side in sides {
         let (contacts, records) = side.rig.store.contacts_and_records().await?;
         let kept = if side.name == "with" { contacts } else { 0 };
@@ -97,7 +103,7 @@ pub async fn run(args: &Args, database: Database, load: Load, turns: u16) -> Res
             latencies: side.latencies,
         });
     }
-    Ok(Report { rows, void })
+    Ok((Report { rows, void }, version))
 }
 
 async fn turn(
@@ -130,10 +136,7 @@ async fn turn(
         side.done += tally.done;
         side.seconds += tally.time.as_secs_f64();
         side.latencies.add(&tally.latencies);
-        side.spent.server += spent.server;
-        side.spent.database += spent.database;
-        side.spent.bench += spent.bench;
-        side.spent.peak_mib = spent.peak_mib;
+        side.spent.add(&spent);
     }
     Ok(())
 }

@@ -1,16 +1,22 @@
 //! The runs. Each has a fresh set-up, so none stands on what another left behind.
 
+mod backlog;
+mod books;
 mod contacts;
+mod course;
 mod deliveries;
 mod idle;
+mod isolation;
 mod layer;
 mod lists;
+mod publishing;
 
 use crate::{
     Fault,
-    args::{All, Args, Database, Load, Run, Way},
+    args::{All, Args, Backlog, Database, Isolation, Load, Others, Run, Way},
+    figures::float,
     report::{HEAD, Report, Row},
-    rig::{Rig, describe_machine},
+    rig::{BacklogKind, Rig, describe_machine},
 };
 
 /// One run to do.
@@ -20,6 +26,8 @@ enum Planned {
     Layer(Load, u16),
     Lists(crate::args::Lists),
     Deliveries(Load, Way),
+    Backlog(Load, Way, Backlog),
+    Isolation(Isolation, Others),
     Idle(u16),
 }
 
@@ -46,28 +54,43 @@ async fn measure(
     let mut good = true;
     for &database in &args.database {
         for planned in &planned {
-            if let Planned::Layer(load, turns) = planned {
-                let report = layer::run(args, database, *load, *turns).await?.judged();
-                good &= told(&report);
-                rows.extend(report.rows);
-                continue;
-            }
-            let rig = Rig::start(args, database).await?;
-            let version = rig.store.describe().await?;
+            let (report, version) = match planned {
+                Planned::Layer(load, turns) => layer::run(args, database, *load, *turns).await?,
+                // Its rows are written as PostgreSQL has them.
+                Planned::Backlog(..) if database == Database::Sqlite => {
+                    eprintln!("no backlog on {}", database.name());
+                    continue;
+                }
+                Planned::Backlog(load, way, backlog) => {
+                    backlog::run(args, database, *load, way, *backlog).await?
+                }
+                _ => alone(args, database, planned).await?,
+            };
             if !versions.contains(&version) {
                 versions.push(version);
             }
-            let report = one(args, database, &rig, planned).await;
-            // Told also, and most of all, when the run failed.
-            for wrong in rig.stop().await? {
-                eprintln!("  {wrong}");
-            }
-            let report = report?.judged();
+            let report = report.judged();
             good &= told(&report);
             rows.extend(report.rows);
         }
     }
     Ok(good)
+}
+
+/// Does a run that has one set-up; what came of it, and the database that it was on.
+async fn alone(
+    args: &Args,
+    database: Database,
+    planned: &Planned,
+) -> Result<(Report, String), Fault> {
+    let rig = Rig::start(args, database).await?;
+    let version = rig.store.describe().await?;
+    let report = one(args, database, &rig, planned).await;
+    // Told also, and most of all, when the run failed.
+    for wrong in rig.stop().await? {
+        eprintln!("  {wrong}");
+    }
+    Ok((report?, version))
 }
 
 /// Says what a run gave; whether it counts.
@@ -93,10 +116,13 @@ async fn one(
         Planned::Replays(load, keys) => {
             contacts::replays(rig, database, *load, connections, *keys).await
         }
-        Planned::Layer(..) => Err("the layer has rigs of its own".into()),
+        Planned::Layer(..) | Planned::Backlog(..) => Err("this run has rigs of its own".into()),
         Planned::Lists(lists) => lists::run(rig, database, *lists).await,
         Planned::Deliveries(load, way) => {
             deliveries::run(rig, database, *load, way, connections).await
+        }
+        Planned::Isolation(isolation, others) => {
+            isolation::run(rig, args, database, isolation, *others).await
         }
         Planned::Idle(seconds) => idle::run(rig, database, *seconds).await,
     }
@@ -108,13 +134,30 @@ fn plan(run: &Run) -> Vec<Planned> {
         Run::Replays { load, keys } => vec![Planned::Replays(*load, *keys)],
         Run::Layer { load, turns } => vec![Planned::Layer(*load, *turns)],
         Run::Lists(lists) => vec![Planned::Lists(*lists)],
-        Run::Deliveries { load, way } => vec![Planned::Deliveries(*load, way.clone())],
+        Run::Deliveries { load, way, backlog } => {
+            let backlogs = backlog.each();
+            let with: Vec<_> = backlogs
+                .map(|backlog| Planned::Backlog(*load, way.clone(), backlog))
+                .collect();
+            if with.is_empty() {
+                vec![Planned::Deliveries(*load, way.clone())]
+            } else {
+                with
+            }
+        }
+        Run::Isolation(isolation) => isolated(isolation).collect(),
         Run::Idle { seconds } => vec![Planned::Idle(*seconds)],
         Run::All(all) => plan_all(all),
     }
 }
 
-/// Ceilings first, then the rates; deliveries without and with the plugin.
+fn isolated(isolation: &Isolation) -> impl Iterator<Item = Planned> + use<'_> {
+    let others = isolation.others.iter();
+    others.map(|&others| Planned::Isolation(isolation.clone(), others))
+}
+
+/// Ceilings first, then the rates; deliveries without and with the plugin, to more endpoints, beside a
+/// backlog and beside requests that hang.
 fn plan_all(all: &All) -> Vec<Planned> {
     let rates = || std::iter::once(None).chain(all.rates.iter().copied().map(Some));
     let load = |rate| Load {
@@ -122,18 +165,46 @@ fn plan_all(all: &All) -> Vec<Planned> {
         seconds: all.seconds,
         warmup: all.warmup,
     };
-    let way = |plugin| Way {
-        endpoints: 1,
+    let way = |endpoints, plugin| Way {
+        endpoints,
         plugin,
         drain: all.drain,
     };
+    let plugin = || Some(all.plugin.clone());
     let mut planned = vec![Planned::Idle(10)];
     planned.extend(rates().map(|rate| Planned::Contacts(load(rate))));
     planned.push(Planned::Layer(load(None), 5));
     planned.push(Planned::Replays(load(None), all.keys));
     planned.push(Planned::Lists(all.lists));
-    for plugin in [None, Some(all.plugin.clone())] {
-        planned.extend(rates().map(|rate| Planned::Deliveries(load(rate), way(plugin.clone()))));
+    for &endpoints in &all.endpoints {
+        // As many webhooks, whatever the number of endpoints.
+        let each = |rate: f64| rate / float(endpoints.into());
+        for plugin in [None, plugin()] {
+            planned.extend(rates().map(|rate| {
+                Planned::Deliveries(load(rate.map(each)), way(endpoints, plugin.clone()))
+            }));
+        }
+    }
+    if all.backlog > 0 {
+        for kind in [BacklogKind::Later, BacklogKind::Due] {
+            let backlog = Backlog {
+                kind,
+                count: all.backlog,
+                turns: 2,
+            };
+            planned.push(Planned::Backlog(load(None), way(1, plugin()), backlog));
+        }
+    }
+    if all.hanging > 0 {
+        planned.extend(isolated(&Isolation {
+            rate: 200.0,
+            seconds: all.seconds.min(60),
+            warmup: all.warmup,
+            turns: 2,
+            hanging: all.hanging,
+            others: Others::USUAL.to_vec(),
+            drain: all.drain,
+        }));
     }
     planned
 }
