@@ -50,10 +50,10 @@ async fn every_page_of_every_list_uses_its_index(backend: Backend) {
                     .iter()
                     .any(|name| list.starts_with(name))
                 {
-                    let one_day = list.contains("delivery_id");
-                    let days = plan.matches("Index Scan using").count();
+                    let days = plan.matches("Index Cond").count();
                     assert!(plan.contains("Merge Append"), "{shown}");
-                    assert_eq!(days, if one_day { 1 } else { 9 }, "{shown}");
+                    let one_day = list.contains("delivery_id");
+                    assert!(if one_day { days == 1 } else { days > 8 }, "{shown}");
                 }
             }
         }

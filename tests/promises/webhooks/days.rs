@@ -36,8 +36,9 @@ async fn a_day_that_is_over_goes_as_a_whole_and_what_must_stay_is_still_read() {
         let event = publish(&api, "order.paid", json!({"n": n})).await;
         deliveries.push(delivery_in(&api, &event, &hook.id, "delivered").await);
     }
-    let waits = format!("/webhook-endpoints/{}/disable", hook.id);
-    api.post(&waits).send().await.expect(200);
+    let off = api.patch(&format!("/webhook-endpoints/{}", hook.id));
+    let off = off.json(&json!({"enabled": false}));
+    off.send().await.expect(200);
     let event = publish(&api, "order.paid", json!({"kept": 1.0})).await;
     delivery_in(&api, &event, &hook.id, "paused").await;
     server.stop().await;
