@@ -34,6 +34,8 @@ const BATCHES: usize = 200;
 pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationToken) {
     let mut retention = Retention::default();
     let mut jobs_lost = Rescue::default();
+    // Before there are rows: those of a day without a partition would have to be moved.
+    retention.keep_days(db).await;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -61,7 +63,11 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
         }
         let expired = until_small(&stop, BATCH, || idempotency.sweep(BATCH)).await;
         let finished = until_small(&stop, BATCH, || jobs::purge(db, BATCH)).await;
-        let attempts = until_small(&stop, BATCH, || retention::attempts(db, BATCH)).await;
+        retention.keep_days(db).await;
+        let mut attempts = 0;
+        for table in retention.attempts_in() {
+            attempts += until_small(&stop, BATCH, || retention::attempts(db, table, BATCH)).await;
+        }
         let letters = until_small(&stop, BATCH, || retention::dead_letters(db, BATCH)).await;
         let others = retention.sweep(db, BATCH).await;
         let secrets = endpoints::forget_secrets(db).await;

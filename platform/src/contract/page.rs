@@ -8,6 +8,8 @@ pub mod offset;
 mod query;
 mod request;
 
+use std::{borrow::Cow, time::Duration};
+
 use poem::{IntoResponse, Response};
 use poem_openapi::{
     ApiResponse,
@@ -48,6 +50,8 @@ pub trait Listed:
     const OWNER: &'static str = "project_id";
     /// Whether the list, at `/RESOURCE`, had the offset mode, which is deprecated.
     const HAS_OFFSET: bool = false;
+    /// How long rows are shown, where they may lie in the table for a while after that.
+    const SHOWN_FOR: Option<Duration> = None;
 
     /// The row's place in the order.
     fn position(&self) -> Position;
@@ -160,8 +164,10 @@ impl<T> Page<T> {
             filters: &written,
         };
         let start = request.start(&walk)?;
+        // Not among what the cursor is signed over: it moves with the clock.
+        let filters = shown::<R>(filters);
         let (mut rows, cut) =
-            query::read::<R>(on, owner, filters, start, request.limit() + 1).await?;
+            query::read::<R>(on, owner, &filters, start, request.limit() + 1).await?;
         let has_more = cut || rows.len() > request.rows();
         rows.truncate(request.rows());
         let next_cursor = rows
@@ -178,6 +184,14 @@ impl<T> Page<T> {
             },
             link,
         })
+    }
+}
+
+/// The filters, and that the rows are young enough to be shown.
+fn shown<R: Listed>(filters: &[Filter]) -> Cow<'_, [Filter]> {
+    match R::SHOWN_FOR {
+        Some(time) => Filter::all_since(filters, Timestamp::now() - time).into(),
+        None => filters.into(),
     }
 }
 

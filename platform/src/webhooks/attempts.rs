@@ -3,14 +3,14 @@
 //! Bytes are shown as text where they are UTF-8 without NUL, otherwise as base64, and a member beside
 //! them says which.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use poem_openapi::{OpenApi, param::Query};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{deliveries::DeliveryId, endpoints::EndpointId};
+use super::{deliveries::DeliveryId, endpoints::EndpointId, retention};
 use crate::{
     contract::{
         ApiError, Caller,
@@ -184,6 +184,7 @@ impl Listed for AttemptRow {
     const COLUMNS: &'static str = "id, delivery_id, number, trigger, url, request_id, status, \
                                    status_code, error, duration_ms, request_headers, payload, \
                                    response_headers, response_body, plugin, created_at";
+    const SHOWN_FOR: Option<Duration> = Some(retention::FINISHED);
 
     fn position(&self) -> Position {
         Position {

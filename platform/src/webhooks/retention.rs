@@ -1,23 +1,29 @@
-//! Retention: what has had its time goes, in batches, over indexes alone.
+//! Retention: what has had its time goes, whole days at once or in batches, over indexes alone.
 //!
 //! Attempts, with the payloads they keep, go after 14 days; so do dead letters, counted from when they
 //! were resolved. Open ones stay 90 days. Deliveries go when nothing happened to them for 14 days,
 //! unless they still wait or have an open dead letter, and an event goes with the last of its
-//! deliveries. Attempts, deliveries and events are found by their
-//! ids, which begin with the time they were made at, so that no index is kept for this alone.
+//! deliveries. Attempts, deliveries and events are found by ids, which begin with the time they were
+//! made at, so that no index is kept for this alone.
 //!
-//! What may go is a window that moves with the clock. A [`Walk`] remembers where it is and looks at
-//! each row once as it comes of age; those that had to stay then are looked at again once a day.
+//! On PostgreSQL attempts and events lie in [`partitions`], a day each, that are dropped whole; batches
+//! remove what lies outside them, and all that SQLite has. What may go is a window that moves with the
+//! clock. A [`Walk`] remembers where it is and looks at each row once as it comes of age; those that had
+//! to stay then are looked at again once a day.
 
-use std::time::Duration;
+mod partitions;
 
+use std::{collections::HashMap, time::Duration};
+
+use sqlx::AssertSqlSafe;
 use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::db::{Db, Timestamp, execute, fetch_all};
+use partitions::Partitioned;
 
 /// How long attempts and what is finished stay.
-const FINISHED: Duration = Duration::from_hours(14 * 24);
+pub(super) const FINISHED: Duration = Duration::from_hours(14 * 24);
 
 /// How long open dead letters stay.
 const OPEN: Duration = Duration::from_hours(90 * 24);
@@ -40,18 +46,24 @@ struct Walk {
     began: Timestamp,
 }
 
-/// The walks of this process.
+/// Where this process is in removing things.
 #[derive(Debug)]
 pub struct Retention {
     deliveries: Walk,
-    events: Walk,
+    /// By table.
+    events: HashMap<String, Walk>,
+    /// The tables that batches remove attempts from.
+    attempts_in: Vec<String>,
+    events_in: Vec<String>,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         Self {
             deliveries: Walk::new(FINISHED),
-            events: Walk::new(FINISHED + APART),
+            events: HashMap::new(),
+            attempts_in: Vec::new(),
+            events_in: Vec::new(),
         }
     }
 }
@@ -74,6 +86,19 @@ impl Walk {
 }
 
 impl Retention {
+    /// Makes the partitions of the coming days and drops those that have had their time.
+    pub async fn keep_days(&mut self, db: &Db) {
+        self.attempts_in = partitions::keep(db, Partitioned::Attempts).await;
+        self.events_in = partitions::keep(db, Partitioned::Events).await;
+        self.events
+            .retain(|table, _| self.events_in.contains(table));
+    }
+
+    /// The tables that batches remove attempts from.
+    pub fn attempts_in(&self) -> &[String] {
+        &self.attempts_in
+    }
+
     /// Removes deliveries and events that have had their time; how many there were.
     pub async fn sweep(&mut self, db: &Db, batch: i64) -> sqlx::Result<u64> {
         let mut removed = 0;
@@ -85,26 +110,35 @@ impl Retention {
             self.deliveries.reached = reached;
             removed += some;
         }
-        self.events.again();
-        for _ in 0..BATCHES {
-            let Some((reached, some)) = events(db, &self.events, batch).await? else {
-                break;
-            };
-            self.events.reached = reached;
-            removed += some;
+        for table in &self.events_in {
+            let walk = (self.events.entry(table.clone())).or_insert(Walk::new(FINISHED + APART));
+            walk.again();
+            for _ in 0..BATCHES {
+                let Some((reached, some)) = events(db, table, walk, batch).await? else {
+                    break;
+                };
+                walk.reached = reached;
+                removed += some;
+            }
         }
         Ok(removed)
     }
 }
 
-/// Removes a batch of attempts; how many there were.
-pub async fn attempts(db: &Db, batch: i64) -> sqlx::Result<u64> {
+/// Removes a batch of attempts from a table; how many there were.
+pub async fn attempts(db: &Db, table: &str, batch: i64) -> sqlx::Result<u64> {
+    let old = Timestamp::now() - FINISHED;
     let mut tx = db.begin().await?;
+    // An attempt is younger than its delivery, whose id finds it.
     let removed = execute!(
         &mut tx,
-        "DELETE FROM webhook_attempts WHERE id IN \
-         (SELECT id FROM webhook_attempts WHERE id < $1 ORDER BY id LIMIT $2)",
-        first_id(Timestamp::now() - FINISHED),
+        AssertSqlSafe(format!(
+            "DELETE FROM {table} WHERE (delivery_id, number) IN \
+             (SELECT delivery_id, number FROM {table} WHERE delivery_id < $1 AND created_at < $2 \
+              ORDER BY delivery_id LIMIT $3)"
+        )),
+        first_id(old),
+        old,
         batch
     )?;
     tx.commit().await?;
@@ -163,13 +197,20 @@ async fn deliveries(db: &Db, walk: &Walk, batch: i64) -> sqlx::Result<Option<(Uu
     Ok(Some((*last, removed)))
 }
 
-/// Looks at the next events that are old enough: where that ends, and how many were removed.
-async fn events(db: &Db, walk: &Walk, batch: i64) -> sqlx::Result<Option<(Uuid, u64)>> {
+/// Looks at the next events of a table that are old enough: where that ends, and how many were removed.
+async fn events(
+    db: &Db,
+    table: &str,
+    walk: &Walk,
+    batch: i64,
+) -> sqlx::Result<Option<(Uuid, u64)>> {
     let mut tx = db.begin().await?;
     let ids = fetch_all!(
         &mut tx,
         (Uuid,),
-        "SELECT id FROM events WHERE id > $1 AND id < $2 ORDER BY id LIMIT $3",
+        AssertSqlSafe(format!(
+            "SELECT id FROM {table} WHERE id > $1 AND id < $2 ORDER BY id LIMIT $3"
+        )),
         walk.reached,
         first_id(Timestamp::now() - walk.age),
         batch
@@ -181,9 +222,10 @@ async fn events(db: &Db, walk: &Walk, batch: i64) -> sqlx::Result<Option<(Uuid, 
     // An event and its deliveries are made in one request, so their ids lie close together.
     let removed = execute!(
         &mut tx,
-        "DELETE FROM events WHERE id > $1 AND id <= $2 AND NOT EXISTS \
-         (SELECT 1 FROM webhook_deliveries d \
-          WHERE d.event_id = events.id AND d.id > $3 AND d.id < $4)",
+        AssertSqlSafe(format!(
+            "DELETE FROM {table} WHERE id > $1 AND id <= $2 AND id NOT IN \
+             (SELECT event_id FROM webhook_deliveries WHERE id > $3 AND id < $4)"
+        )),
         walk.reached,
         last,
         first_id(moment(*first) - APART),

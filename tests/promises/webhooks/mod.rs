@@ -4,6 +4,7 @@
 mod actions;
 mod attempts;
 mod bodies;
+mod days;
 mod endpoints;
 mod events;
 mod faults;

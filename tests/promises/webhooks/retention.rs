@@ -5,15 +5,19 @@ use super::{attempts_of, delivery_in, endpoint, publish};
 use crate::harness::receiver::{Receiver, Reply};
 use crate::harness::server::TestServer;
 use crate::harness::{Backend, eventually, on_both_databases};
-use serde_json::json;
+use serde_json::{Value, json};
 
 on_both_databases!(
     what_is_finished_goes_after_14_days_and_what_waits_or_is_dead_stays,
     an_open_dead_letter_goes_after_90_days_and_a_resolved_one_after_14,
+    an_attempt_is_shown_for_14_days_to_the_moment,
 );
 
+/// 14 days in seconds.
+const FINISHED: u32 = 14 * 86_400;
+
 /// Gives the id in a column a time in 2024.
-async fn age(server: &TestServer, table: &str, column: &str) {
+pub async fn age(server: &TestServer, table: &str, column: &str) {
     let postgres = format!(
         "UPDATE {table} SET {column} = \
          ('019000000000' || substr(replace({column}::text, '-', ''), 13))::uuid"
@@ -24,7 +28,7 @@ async fn age(server: &TestServer, table: &str, column: &str) {
 }
 
 /// Sets a time of every row to so many days ago.
-async fn age_time(server: &TestServer, table: &str, column: &str, days: u32) {
+pub async fn age_time(server: &TestServer, table: &str, column: &str, days: u32) {
     let postgres = format!(
         "UPDATE {table} SET {column} = now() - interval '{days} days' WHERE {column} IS NOT NULL"
     );
@@ -68,6 +72,7 @@ async fn what_is_finished_goes_after_14_days_and_what_waits_or_is_dead_stays(bac
     ] {
         age(&server, table, column).await;
     }
+    age_time(&server, "webhook_attempts", "created_at", 15).await;
     age_time(&server, "webhook_deliveries", "updated_at", 15).await;
     server.restart().await;
     // Made now, so it stays.
@@ -138,4 +143,56 @@ async fn an_open_dead_letter_goes_after_90_days_and_a_resolved_one_after_14(back
         delivery["id"].as_str().expect("an id")
     );
     api.get(&path).send().await.expect(200);
+}
+
+async fn an_attempt_is_shown_for_14_days_to_the_moment(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let hook = endpoint(&api, json!({"url": receiver.url("/hook")})).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    let delivery = delivery_in(&api, &event, &hook.id, "delivered").await;
+    let retry = format!("/webhook-deliveries/{}/retry", text(&delivery, "id"));
+    for count in 2..=3 {
+        api.post(&retry).send().await.expect(202);
+        eventually("it is on record", async || {
+            (attempts_of(&api, &delivery).await.len() == count).then_some(())
+        })
+        .await;
+    }
+    let of_delivery = format!("/webhook-deliveries/{}/attempts", text(&delivery, "id"));
+    for list in ["/webhook-attempts", &of_delivery] {
+        age_attempt(&server, 1, FINISHED - 60).await;
+        let page = api.get(&format!("{list}?cursor_limit=1")).send().await;
+        let page = page.expect(200).json();
+        assert_eq!(page["data"][0]["number"], 3);
+        assert_eq!(api.all(list).await.len(), 3);
+        // Its delivery is young, so no sweep looks at it; and a walk that began before goes on.
+        age_attempt(&server, 1, FINISHED + 1).await;
+        assert_eq!(api.all(list).await.len(), 2);
+        let next = format!(
+            "{list}?cursor_limit=1&cursor={}",
+            text(&page, "next_cursor")
+        );
+        let next = api.get(&next).send().await.expect(200).json();
+        assert_eq!(next["data"][0]["number"], 2);
+        assert_eq!(next["has_more"], false);
+    }
+}
+
+/// Gives the attempts of a number an age.
+async fn age_attempt(server: &TestServer, number: u32, seconds: u32) {
+    let postgres = format!(
+        "UPDATE webhook_attempts SET created_at = now() - interval '{seconds} seconds' \
+         WHERE number = {number}"
+    );
+    let sqlite = format!(
+        "UPDATE webhook_attempts SET created_at = (unixepoch() - {seconds}) * 1000000 \
+         WHERE number = {number}"
+    );
+    server.execute(&postgres, &sqlite).await;
+}
+
+fn text<'v>(of: &'v Value, member: &str) -> &'v str {
+    of[member].as_str().expect("a text")
 }

@@ -12,7 +12,7 @@
 use futures::{Stream, TryStreamExt as _};
 use sqlx::AssertSqlSafe;
 
-use super::Listed;
+use super::{Listed, shown};
 use crate::{
     contract::cursor::Verified,
     db::{self, Conn, Id, Kind, Queryable, Timestamp},
@@ -110,6 +110,25 @@ impl Filter {
         }
     }
 
+    /// These filters, of rows made at this moment or later. There is one lower bound on the time:
+    /// of two, SQLite would look up any in the index and read on to the other.
+    pub(super) fn all_since(filters: &[Self], bound: Timestamp) -> Vec<Self> {
+        let mut filters = filters.to_vec();
+        let lower = filters.iter_mut().find_map(|filter| match filter {
+            Self {
+                column: "created_at",
+                comparison: ">=",
+                value: Value::Time(time),
+            } => Some(time),
+            _ => None,
+        });
+        match lower {
+            Some(time) => *time = bound.max(*time),
+            None => filters.push(Self::since(bound)),
+        }
+        filters
+    }
+
     /// Whether a position in the walk says more than the filter does: an upper bound on the time. Left
     /// in, it would be what SQLite looks up in the index, and the position would not.
     fn is_implied(&self) -> bool {
@@ -166,6 +185,7 @@ pub fn texts<R: Listed>(filters: &[Filter]) -> ListTexts {
         .iter()
         .map(|filter| format!("?{}", filter.column))
         .collect();
+    let filters = &shown::<R>(filters);
     ListTexts {
         resource: R::RESOURCE,
         list: format!("{}{columns}", R::RESOURCE),
