@@ -64,6 +64,9 @@ pub async fn run(
     way: &Way,
     backlog: Backlog,
 ) -> Result<(Report, String), Fault> {
+    if database == Database::Sqlite {
+        return Err("a backlog is made on PostgreSQL only".into());
+    }
     let run = describe(load, way, args.connections);
     let what = format!(
         "a backlog of {} deliveries of another project, {}",

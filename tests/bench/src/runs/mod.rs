@@ -50,17 +50,11 @@ async fn measure(
     rows: &mut Vec<Row>,
     versions: &mut Vec<String>,
 ) -> Result<bool, Fault> {
-    let planned = plan(&args.run);
     let mut good = true;
     for &database in &args.database {
-        for planned in &planned {
+        for planned in &plan(&args.run, database) {
             let (report, version) = match planned {
                 Planned::Layer(load, turns) => layer::run(args, database, *load, *turns).await?,
-                // Its rows are written as PostgreSQL has them.
-                Planned::Backlog(..) if database == Database::Sqlite => {
-                    eprintln!("no backlog on {}", database.name());
-                    continue;
-                }
                 Planned::Backlog(load, way, backlog) => {
                     backlog::run(args, database, *load, way, *backlog).await?
                 }
@@ -128,7 +122,7 @@ async fn one(
     }
 }
 
-fn plan(run: &Run) -> Vec<Planned> {
+fn plan(run: &Run, database: Database) -> Vec<Planned> {
     match run {
         Run::Contacts(load) => vec![Planned::Contacts(*load)],
         Run::Replays { load, keys } => vec![Planned::Replays(*load, *keys)],
@@ -147,7 +141,7 @@ fn plan(run: &Run) -> Vec<Planned> {
         }
         Run::Isolation(isolation) => isolated(isolation).collect(),
         Run::Idle { seconds } => vec![Planned::Idle(*seconds)],
-        Run::All(all) => plan_all(all),
+        Run::All(all) => plan_all(all, database),
     }
 }
 
@@ -158,7 +152,7 @@ fn isolated(isolation: &Isolation) -> impl Iterator<Item = Planned> + use<'_> {
 
 /// Ceilings first, then the rates; deliveries without and with the plugin, to more endpoints, beside a
 /// backlog and beside requests that hang.
-fn plan_all(all: &All) -> Vec<Planned> {
+fn plan_all(all: &All, database: Database) -> Vec<Planned> {
     let rates = || std::iter::once(None).chain(all.rates.iter().copied().map(Some));
     let load = |rate| Load {
         rate,
@@ -185,7 +179,8 @@ fn plan_all(all: &All) -> Vec<Planned> {
             }));
         }
     }
-    if all.backlog > 0 {
+    // Its rows are written as PostgreSQL has them.
+    if all.backlog > 0 && database != Database::Sqlite {
         for kind in [BacklogKind::Later, BacklogKind::Due] {
             let backlog = Backlog {
                 kind,
