@@ -208,7 +208,7 @@ async fn keep_days(db: &Db, of: Partitioned) -> sqlx::Result<Vec<String>> {
 
 /// A lock that could not be had is nothing to tell an operator of: the next sweep tries again.
 fn tell(error: &sqlx::Error, of: Partitioned, what: &str) {
-    let code = error.as_database_error().and_then(|error| error.code());
+    let code = (error.as_database_error()).and_then(sqlx::error::DatabaseError::code);
     if code.as_deref() == Some("55P03") {
         tracing::debug!(%error, table = of.table(), "{what} yet");
     } else {
