@@ -122,7 +122,7 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
     ) -> poem::Result<Response> {
         match self.admit(&mut request, used, standing).await {
             Ok(Admitted::Read) => {
-                let reading = self.inner.get_response_result(request);
+                let reading = Box::pin(self.inner.get_response_result(request));
                 db::within(READ_PATIENCE, reading)
                     .await
                     .map_err(ApiError::from)?

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 /// How many questions may be out at a time: while one waits for the database, the next one gathers.
-const OUT: usize = 2;
+const OUT: usize = 1;
 
 type Ask<K, V> = dyn Fn(Vec<K>) -> BoxFuture<'static, sqlx::Result<Vec<V>>> + Send + Sync;
 

@@ -195,7 +195,14 @@ impl Db {
             .map_err(|error: sqlx::Error| OpenError::Url(error.to_string()))?;
         let options = options.application_name("botix").options([
             ("statement_timeout", LONGEST_STATEMENT),
-            // Compiling a plan takes longer than any statement here runs.
+            // Every statement here finds its rows by an index. A plan is kept for long, and one that was
+            // made while the tables were empty must not read them whole when they are full.
+            ("enable_seqscan", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            // Planned once a connection, not anew for the first five executions: no plan depends on values.
+            ("plan_cache_mode", "force_generic_plan"),
+            // Compiling a plan takes longer than running it.
             ("jit", "off"),
             ("idle_in_transaction_session_timeout", "60s"),
         ]);

@@ -4,9 +4,10 @@
 //! waits for ever: one state machine fetches, acknowledges and gives signs of life, one after the other,
 //! and whatever hangs stops all of it. Here each step has an end, after less time than makes a worker dead
 //! in the eyes of the others; then the step fails, the worker ends and [`run`](super::run) starts the
-//! next. The statements are apalis's own, but for the first sign of life, whose time apalis takes in a
-//! type of its own that nobody else can name, for jobs that are done, which are deleted, and for those of
-//! dead workers, of which it is told whether they had begun.
+//! next. The statements are apalis's own but for some: the first sign of life, whose time apalis takes in a
+//! type of its own that nobody else can name; the fetch, which apalis keeps in a function that PostgreSQL
+//! plans anew at every call; jobs that are done, which are deleted; and those of dead workers, of which
+//! it is told whether they had begun.
 
 use std::{
     marker::PhantomData,
@@ -20,7 +21,7 @@ use apalis_core::backend::{
     finalize::Durable,
     persistence::{Persisted, Persistence, TaskEvent, TaskPersistLayer},
 };
-use apalis_core::task::status::Status;
+use apalis_core::task::{builder::TaskBuilder, status::Status, task_id::TaskId};
 use apalis_postgres::{Config, Error, PgTask, queries};
 use apalis_sqlite::JsonCodec;
 use serde::Deserialize as _;
@@ -138,6 +139,15 @@ fn wrong_database() -> Error {
     Error::Database(sqlx::Error::Configuration("a queue of PostgreSQL".into()))
 }
 
+/// A job as apalis's worker wants it.
+fn task((id, job, lost): (String, Vec<u8>, i32)) -> Result<PgTask, Error> {
+    let id = Ulid::from_string(&id).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    Ok(TaskBuilder::new(job)
+        .task_id(TaskId::from_ulid(id))
+        .attempt(usize::try_from(lost).unwrap_or(0))
+        .build())
+}
+
 /// Whether the end of a job is still to be noted in the queue.
 fn is_to_note(result: &Result<Value, String>) -> bool {
     let ended = result
@@ -216,7 +226,23 @@ impl Persistence for Steps {
     async fn fetch_next(&mut self, worker: &WorkerContext) -> Result<Vec<PgTask>, Error> {
         step(async {
             let mut on = self.db.read().await?;
-            on!(on, |conn| queries::fetch_next(conn, &self.config, worker))
+            let queue = self.config.queue.as_ref();
+            let most = i64::try_from(self.config.batch_size).unwrap_or(i64::MAX);
+            let fetched: Vec<(String, Vec<u8>, i32)> = on!(on, |conn| {
+                sqlx::query_as(
+                    "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $1, lock_at = now() \
+                     FROM (SELECT id FROM apalis.jobs WHERE (status = 'Pending' \
+                     OR (status = 'Failed' AND attempts < max_attempts)) \
+                     AND job_type = $2 AND run_at < now() ORDER BY priority DESC, run_at LIMIT $3 \
+                     FOR UPDATE SKIP LOCKED) AS due \
+                     WHERE j.id = due.id RETURNING j.id, j.job, j.attempts",
+                )
+                .bind(worker.name())
+                .bind(queue)
+                .bind(most)
+                .fetch_all(conn)
+            })?;
+            fetched.into_iter().map(task).collect()
         })
         .await
     }

@@ -157,6 +157,8 @@ async fn run_child(wasm: &[u8]) -> std::io::Result<Answer> {
         .arg(COMPILE_COMMAND)
         .env_clear()
         .env("RAYON_NUM_THREADS", THREADS)
+        // The allocator would take a gigabyte at once, and all of it would count.
+        .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -253,7 +253,8 @@ fn pool(concurrency: u32) -> PoolingAllocationConfig {
         .max_memory_size(Limits::default().memory_bytes)
         .table_elements(TABLE_ELEMENTS)
         .pagemap_scan(Enabled::Auto)
-        .linear_memory_keep_resident(2 << 20);
+        .linear_memory_keep_resident(2 << 20)
+        .table_keep_resident(TABLE_ELEMENTS * size_of::<usize>());
     pool
 }
 

@@ -363,6 +363,35 @@ pub(super) async fn plan_again(
         delivery_id,
         at
     )?;
+    enqueue_planned(on, planned, at).await
+}
+
+/// Gives the attempt of a job another job, for later; does nothing when the job is an old one, whose
+/// attempt was made or has another job.
+pub(super) async fn put_off(
+    on: &mut impl Queryable,
+    job: &DeliverWebhook,
+    at: Timestamp,
+) -> sqlx::Result<bool> {
+    let planned = fetch_optional!(
+        on,
+        Planned,
+        "UPDATE webhook_deliveries SET next_attempt_at = $4, job_copy = job_copy + 1 \
+         WHERE id = $1 AND ladder_number = $2 AND job_copy = $3 AND state IN ('pending', 'retrying') \
+         RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
+        job.delivery_id,
+        job.number,
+        job.copy,
+        at
+    )?;
+    enqueue_planned(on, planned, at).await
+}
+
+async fn enqueue_planned(
+    on: &mut impl Queryable,
+    planned: Option<Planned>,
+    at: Timestamp,
+) -> sqlx::Result<bool> {
     let Some(planned) = planned else {
         return Ok(false);
     };

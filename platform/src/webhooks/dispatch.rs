@@ -78,7 +78,8 @@ impl Start {
             lost: 0,
             from_queue: None,
         };
-        grip.begin(id, async move { worker.deliver(taken, Some(place)).await });
+        let work = Box::pin(async move { worker.deliver(taken, Some(place)).await });
+        grip.begin(id, work);
     }
 
     /// Leaves a job to the queue of which nobody knows whether it was committed.

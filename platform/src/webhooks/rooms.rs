@@ -6,10 +6,10 @@
 //! endpoint's requests take: a fast one is kept busy, one that hangs is asked rarely.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -48,12 +48,16 @@ struct Room {
 struct Pace {
     usual: Duration,
     next: Timestamp,
+    /// When those that are there now came, by number; the oldest first.
+    there: BTreeMap<u64, Instant>,
+    came: u64,
 }
 
 /// A place at an endpoint, free again when dropped.
 #[derive(Debug)]
 pub struct Place {
     room: Arc<Room>,
+    number: u64,
     _slot: OwnedSemaphorePermit,
     _of_project: Counted<ProjectId>,
 }
@@ -90,6 +94,7 @@ impl Rooms {
             slot.map_err(|_| room.come_back())?
         };
         Ok(Place {
+            number: room.arrive(),
             room,
             _slot: slot,
             _of_project: of_project,
@@ -102,6 +107,7 @@ impl Rooms {
         let slot = room.slots.clone().try_acquire_owned().ok()?;
         let of_project = Counts::add(&self.projects, project, self.project_part)?;
         Some(Place {
+            number: room.arrive(),
             room,
             _slot: slot,
             _of_project: of_project,
@@ -122,6 +128,8 @@ impl Rooms {
             pace: Mutex::new(Pace {
                 usual: Duration::from_millis(50),
                 next: Timestamp::now(),
+                there: BTreeMap::new(),
+                came: 0,
             }),
         });
         endpoints.insert(endpoint, Arc::downgrade(&room));
@@ -137,12 +145,29 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        locked(&self.room.pace).there.remove(&self.number);
+    }
+}
+
 impl Room {
+    fn arrive(&self) -> u64 {
+        let mut pace = locked(&self.pace);
+        pace.came += 1;
+        let number = pace.came;
+        pace.there.insert(number, Instant::now());
+        number
+    }
+
     fn come_back(&self) -> Timestamp {
         let mut pace = locked(&self.pace);
         let now = Timestamp::now();
+        // One that began to hang shows it by those that are still there.
+        let oldest = pace.there.first_key_value();
+        let age = oldest.map_or(Duration::ZERO, |(_, came)| came.elapsed());
         // Twice as many come back as are expected to find room: the estimate may be too low.
-        let step = pace.usual / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
+        let step = pace.usual.max(age) / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
         let at = pace.next.max(now + PUT_OFF);
         pace.next = at + step;
         at.min(now + LONGEST)

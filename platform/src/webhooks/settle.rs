@@ -301,12 +301,12 @@ fn storable(text: &str) -> String {
 
 /// Settles a delivery whose endpoint is disabled or gone, without an attempt: it waits, or is
 /// cancelled, unless the endpoint was enabled at this moment.
-pub(super) async fn hold(db: &Db, delivery: DeliveryId, endpoint: EndpointId) -> sqlx::Result<()> {
+pub(super) async fn hold(db: &Db, job: &DeliverWebhook, endpoint: EndpointId) -> sqlx::Result<()> {
     let mut tx = db.begin().await?;
     let now = Timestamp::now();
     let state = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
         Some(true) => {
-            deliveries::plan_again(&mut tx, delivery, now).await?;
+            deliveries::put_off(&mut tx, job, now).await?;
             return tx.commit().await;
         }
         Some(false) => State::Paused,
@@ -316,7 +316,7 @@ pub(super) async fn hold(db: &Db, delivery: DeliveryId, endpoint: EndpointId) ->
         &mut tx,
         "UPDATE webhook_deliveries SET state = $3, next_attempt_at = NULL, updated_at = $2 \
          WHERE id = $1 AND state IN ('pending', 'retrying')",
-        delivery,
+        job.delivery_id,
         now,
         state.as_str()
     )?;

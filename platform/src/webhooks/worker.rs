@@ -93,6 +93,7 @@ pub struct Loaded {
     endpoint_id: EndpointId,
     request_id: RequestId,
     state: String,
+    ladder_number: i64,
     step: i64,
     is_test: bool,
     data: Option<JsonText<Box<RawValue>>>,
@@ -124,14 +125,16 @@ pub fn loads(db: Db) -> Loads {
     })
 }
 
+/// PostgreSQL settles and removes the job at once, so that no job comes whose attempt is on record; on
+/// SQLite a process may stop in between.
 macro_rules! loading {
-    ($from:literal) => {
+    ($settled:literal, $from:literal) => {
         concat!(
-            "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, d.step, \
-             d.is_test, CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, \
-             e.created_at AS happened_at, EXISTS (SELECT 1 FROM webhook_attempts a \
-             WHERE a.delivery_id = d.id AND a.number = asked.number) AS settled, \
-             w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
+            "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, \
+             d.ladder_number, d.step, d.is_test, \
+             CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at, ",
+            $settled,
+            " AS settled, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
              v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
              w.previous_secret_until, asked.number FROM ",
             $from,
@@ -152,6 +155,7 @@ async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Opti
             .map(|(id, number)| (uuid::Uuid::from(*id), *number))
             .unzip();
         let asking = sqlx::query_as(loading!(
+            "FALSE",
             "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
         ))
         .bind(ids)
@@ -164,7 +168,11 @@ async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Opti
             rows.extend(fetch_optional!(
                 &mut reader,
                 Loaded,
-                loading!("(SELECT $1 AS id, $2 AS number) AS asked"),
+                loading!(
+                    "EXISTS (SELECT 1 FROM webhook_attempts a \
+                     WHERE a.delivery_id = d.id AND a.number = asked.number)",
+                    "(SELECT $1 AS id, $2 AS number) AS asked"
+                ),
                 *id,
                 *number
             )?);
@@ -203,7 +211,7 @@ impl Worker {
         };
         let place = std::sync::Mutex::new(place);
         let take = || place.lock().ok().and_then(|mut place| place.take());
-        jobs::until_done("an attempt", || self.attempt(&job, take())).await
+        jobs::until_done("an attempt", || Box::pin(self.attempt(&job, take()))).await
     }
 
     async fn attempt(
@@ -246,11 +254,12 @@ impl Worker {
                 return Ok(self.settle(settlement).await);
             }
         } else {
-            if !matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying)) {
+            let is_open = matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying));
+            if !is_open || loaded.ladder_number != job.number {
                 return Ok(Ended::Settled);
             }
             if loaded.enabled != Some(true) {
-                settle::hold(&self.db, job.delivery_id, loaded.endpoint_id).await?;
+                settle::hold(&self.db, job, loaded.endpoint_id).await?;
                 return Ok(Ended::Settled);
             }
         }
@@ -303,7 +312,7 @@ impl Worker {
         if taken.job.repeat.is_some() {
             jobs::enqueue(&mut tx, std::slice::from_ref(&taken.job), at).await?;
         } else {
-            deliveries::plan_again(&mut tx, taken.job.delivery_id, at).await?;
+            deliveries::put_off(&mut tx, &taken.job, at).await?;
         }
         tx.commit().await?;
         Ok(if removed {

@@ -62,7 +62,7 @@ impl std::fmt::Debug for Stage {
     }
 }
 
-type Opening = dyn Fn() -> BoxFuture<'static, Stage> + Send + Sync;
+pub(super) type Opening = dyn Fn() -> BoxFuture<'static, Stage> + Send + Sync;
 
 #[derive(Clone)]
 struct Slot {
@@ -156,7 +156,7 @@ pub(super) async fn run(
     };
     request.extensions_mut().insert(slot.clone());
     request.set_body(body);
-    let called = AssertUnwindSafe(answer(inner, request))
+    let called = AssertUnwindSafe(Box::pin(answer(inner, request)))
         .catch_unwind()
         .await;
     let mut stage = slot.stage.lock().await;

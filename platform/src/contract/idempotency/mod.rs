@@ -128,7 +128,8 @@ impl Idempotency {
         body: bytes::Bytes,
     ) -> Result<Response, ApiError> {
         let this = self.clone();
-        let work = async move {
+        // Large, and moved from hand to hand: on the heap at once.
+        let work = Box::pin(async move {
             if this.protection == Protection::None {
                 return this.run_unprotected(&*inner, &asked, request, body).await;
             }
@@ -156,7 +157,7 @@ impl Idempotency {
                     undecided.map(|ran| ran.response)
                 }
             }
-        };
+        });
         let work = request_id::within(request_id::current(), work.in_current_span());
         self.tasks.spawn(work).await.map_err(ApiError::internal)?
     }
@@ -206,12 +207,7 @@ impl Idempotency {
         request: Request,
         body: bytes::Bytes,
     ) -> Result<Ran, ApiError> {
-        let (this, of) = (self.clone(), asked.clone());
-        let open = Arc::new(move || {
-            let (this, of) = (this.clone(), of.clone());
-            async move { this.open_stage(&of).await }.boxed()
-        });
-        let running = handler::run(inner, request, body, open);
+        let running = Box::pin(handler::run(inner, request, body, self.opening(asked)));
         let ran = db::within(HANDLER_PATIENCE, running).await;
         let (decided, stage) = ran.map_err(unavailable)??;
         match (stage, decided) {
@@ -226,6 +222,15 @@ impl Idempotency {
                 Start::Run(tx) => self.conclude(asked, decided, tx).await,
             },
         }
+    }
+
+    /// What opens the transaction when the handler asks for it.
+    fn opening(&self, asked: &Asked) -> Arc<handler::Opening> {
+        let (this, of) = (self.clone(), asked.clone());
+        Arc::new(move || {
+            let (this, of) = (this.clone(), of.clone());
+            async move { this.open_stage(&of).await }.boxed()
+        })
     }
 
     /// The transaction of a handler that asks for it.
@@ -299,20 +304,15 @@ impl Idempotency {
         write: &dyn Deferred,
     ) -> Result<Ran, ApiError> {
         let record = self.record_of(asked, &answer);
-        if self.protection == Protection::Full {
-            match write.together(asked, &record).await {
-                Ok(true) => return Ok(Ran::of(answer, record)),
-                Err(error) if db::is_unavailable(&error) => {
-                    return self.unsure(asked, error).await;
-                }
-                // What is wrong with one of them is found out when each is alone.
-                Ok(false) | Err(_) => {}
-            }
+        match write.together(asked, &record).await {
+            Ok(true) => return Ok(Ran::of(answer, record)),
+            Err(error) if db::is_unavailable(&error) => return self.unsure(asked, error).await,
+            // What is wrong with one of them is found out when each is alone.
+            Ok(false) | Err(_) => {}
         }
-        let mut tx = match self.open_stage(asked).await {
-            Stage::Open(tx) => tx,
-            Stage::Over(over) => return over,
-            Stage::Unopened | Stage::Left(_) => unreachable!("nothing else comes of opening"),
+        let mut tx = match self.start(asked).await? {
+            Start::Replay(ran) => return Ok(ran),
+            Start::Run(tx) => tx,
         };
         match write.alone(&mut tx).await {
             Ok(()) => self.finish(asked, answer, record, tx).await,
@@ -335,11 +335,7 @@ impl Idempotency {
         request: Request,
         body: bytes::Bytes,
     ) -> Result<Response, ApiError> {
-        let (this, of) = (self.clone(), asked.clone());
-        let open = Arc::new(move || {
-            let (this, of) = (this.clone(), of.clone());
-            async move { this.open_stage(&of).await }.boxed()
-        });
+        let open = self.opening(asked);
         let (decided, stage) = handler::run(inner, request, body, open).await?;
         match (decided, stage) {
             (Decided::Done(answer), Stage::Open(tx)) => {
