@@ -54,7 +54,7 @@ use crate::{
         sender::{Sender, SenderError},
         signals,
         target::TargetPolicy,
-        worker::{self, Worker},
+        worker::{Loads, Worker},
     },
 };
 
@@ -271,7 +271,7 @@ impl App {
             &store.config.idempotency,
             executions.clone(),
         );
-        let hand = Hand::new(store.db.clone(), store.config.webhooks.concurrency);
+        let hand = Hand::new(store.db.clone(), at_hand(&store.config));
         Self {
             store,
             public_url,
@@ -372,8 +372,9 @@ impl App {
             .with(RequestIds)
     }
 
-    /// Runs jobs and sweeps until `stop`, then finishes those in flight.
-    pub async fn work(&self, stop: CancellationToken) -> Result<(), StartError> {
+    /// Runs jobs and sweeps until `stop`, then finishes those in flight. `accepts` says whether this process
+    /// also answers requests, and may begin what it accepts.
+    pub async fn work(&self, accepts: bool, stop: CancellationToken) -> Result<(), StartError> {
         let config = &self.store.config;
         let db = &self.store.db;
         let engine = PluginEngine::new(Limits::default(), 64)?;
@@ -403,7 +404,7 @@ impl App {
                 config.webhooks.concurrency,
             ),
             running: Running::default(),
-            loads: worker::loads(db.clone()),
+            loads: Loads::new(db.clone()),
             begin: Begin::new(db.clone()),
             together: Together::new(db.clone()),
             stop: stop.clone(),
@@ -411,7 +412,7 @@ impl App {
         self.dispatch.start(worker.clone());
         let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |taken| {
             let worker = worker.clone();
-            Box::pin(async move { worker.deliver(taken, None).await })
+            Box::pin(async move { worker.deliver(taken).await })
         });
         let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |taken| {
             let plugins = plugins.clone();
@@ -425,10 +426,11 @@ impl App {
             let chore = taken.job.run(of_chores.clone());
             Box::pin(chore.map(|()| Ended::Settled))
         });
-        let concurrency = config.webhooks.concurrency;
-        let hand = self.dispatch.hand().clone();
+        let hand = accepts.then(|| self.dispatch.hand().clone());
+        let at_hand = if accepts { at_hand(config) } else { 0 };
+        let concurrency = config.webhooks.concurrency - at_hand;
         together([
-            jobs::run(db.clone(), concurrency, deliver, Some(hand), stop.clone())
+            jobs::run(db.clone(), concurrency, deliver, hand, stop.clone())
                 .map(Ok)
                 .boxed_local(),
             jobs::run(db.clone(), 2, compile, None, stop.clone())
@@ -443,6 +445,11 @@ impl App {
         ])
         .await
     }
+}
+
+/// How many of a process's deliveries may be those that it has just accepted itself.
+const fn at_hand(config: &Config) -> usize {
+    config.webhooks.concurrency / 2
 }
 
 /// Runs futures side by side to their ends, or to the first failure.

@@ -66,7 +66,7 @@ async fn within(folder: &Path, once: bool) -> CommandResult {
         shown
     };
     let serving = async { app.serve(bound, stop.clone()).await.map_err(Fault::from) };
-    let working = async { app.work(stop.clone()).await.map_err(Fault::from) };
+    let working = async { app.work(true, stop.clone()).await.map_err(Fault::from) };
     together([
         serving.boxed_local(),
         working.boxed_local(),

@@ -42,7 +42,7 @@ pub(super) async fn run(config: Config, roles: &[Role], protection: Protection) 
     };
     let working = async {
         if roles.contains(&Role::Worker) {
-            app.work(stop.clone()).await
+            app.work(api, stop.clone()).await
         } else {
             Ok(())
         }

@@ -138,6 +138,8 @@ pub struct Attempt {
     /// The status code of the answer, if one came.
     pub status_code: Option<i64>,
     /// The kind of failure and a colon before its detail, where it was not the status code alone.
+    /// `interrupted` says that the process which made it ended before the outcome was known: the webhook
+    /// may have arrived, and the next attempt follows at once.
     pub error: Option<String>,
     /// How long it took, in milliseconds.
     pub duration_ms: i64,

@@ -6,7 +6,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{deliveries::DeliverWebhook, endpoints::EndpointId, rooms::Place, worker::Worker};
+use super::{
+    deliveries::DeliverWebhook,
+    endpoints::EndpointId,
+    events::Event,
+    rooms::Place,
+    worker::{HeadStart, Worker},
+};
 use crate::{
     contract::auth::ProjectId,
     jobs::{Grip, Hand, JobId, Taken},
@@ -66,7 +72,7 @@ impl Start {
     }
 
     /// Begins, once the job is committed.
-    pub(super) fn begin(self, job: DeliverWebhook, id: JobId) {
+    pub(super) fn begin(self, job: DeliverWebhook, id: JobId, event: Arc<Event>) {
         let Self {
             grip,
             place,
@@ -78,7 +84,8 @@ impl Start {
             lost: 0,
             from_queue: None,
         };
-        let work = Box::pin(async move { worker.deliver(taken, Some(place)).await });
+        let start = Some(HeadStart { place, event });
+        let work = Box::pin(async move { worker.deliver_from(taken, start).await });
         grip.begin(id, work);
     }
 

@@ -224,7 +224,7 @@ async fn publish(
             for Ready { of, start, job, id } in ready {
                 let of = usize::try_from(of - 1).unwrap_or(usize::MAX);
                 if done.get(of) == Some(&true) {
-                    start.begin(job, id);
+                    start.begin(job, id, publications[of].event.clone());
                 }
             }
             if waits {

@@ -167,7 +167,8 @@ impl Room {
         let oldest = pace.there.first_key_value();
         let age = oldest.map_or(Duration::ZERO, |(_, came)| came.elapsed());
         // Twice as many come back as are expected to find room: the estimate may be too low.
-        let step = pace.usual.max(age) / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
+        let step =
+            pace.usual.max(age) / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
         let at = pace.next.max(now + PUT_OFF);
         pace.next = at + step;
         at.min(now + LONGEST)

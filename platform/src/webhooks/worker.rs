@@ -11,7 +11,7 @@ mod prepare;
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -25,8 +25,8 @@ use super::{
     custom_headers::CustomHeaders,
     deliveries::{self, DeliverWebhook, DeliveryId, State},
     endpoints::{EndpointId, open_headers},
-    events::EventId,
-    ladder,
+    events::{Event, EventId},
+    ladder, payload,
     repeats::Repeat,
     rooms::{Place, Rooms, Running},
     sender::{OutgoingRequest, Sender},
@@ -112,41 +112,95 @@ pub struct Loaded {
     previous_secret_until: Option<Timestamp>,
 }
 
+/// Which attempt.
+type Key = (DeliveryId, i64);
+
 /// Loads what attempts need; that of those which begin together in one question.
-pub type Loads = Gather<(DeliveryId, i64), Option<Loaded>>;
+#[derive(Clone)]
+pub struct Loads {
+    whole: Gather<Key, Option<Loaded>>,
+    /// But for the event.
+    rest: Gather<Key, Option<Loaded>>,
+}
 
 /// Attempts in one question.
 const LARGEST_LOAD: usize = 100;
 
-/// Loads from this database.
-pub fn loads(db: Db) -> Loads {
-    Gather::new(LARGEST_LOAD, move |attempts| {
-        Box::pin(load(db.clone(), attempts))
-    })
+impl Loads {
+    /// From this database.
+    pub fn new(db: Db) -> Self {
+        let of_rest = db.clone();
+        Self {
+            whole: Gather::new(LARGEST_LOAD, move |attempts| {
+                Box::pin(load(db.clone(), attempts, true))
+            }),
+            rest: Gather::new(LARGEST_LOAD, move |attempts| {
+                Box::pin(load(of_rest.clone(), attempts, false))
+            }),
+        }
+    }
+
+    /// What an attempt needs, if it is there. The event is not read again by who just wrote it.
+    async fn get(&self, attempt: Key, event: Option<&Event>) -> sqlx::Result<Option<Loaded>> {
+        let Some(event) = event else {
+            return self.whole.get(attempt).await;
+        };
+        let mut loaded = self.rest.get(attempt).await?;
+        if let Some(loaded) = &mut loaded
+            && event.data.as_str().len() <= payload::MAX_BODY
+        {
+            loaded.data = Some(JsonText(event.data.0.clone()));
+        }
+        Ok(loaded)
+    }
+}
+
+/// What an attempt may have from the start: its place, and the event that was just accepted.
+pub(super) struct HeadStart {
+    pub(super) place: Place,
+    pub(super) event: Arc<Event>,
 }
 
 /// PostgreSQL settles and removes the job at once, so that no job comes whose attempt is on record; on
 /// SQLite a process may stop in between.
 macro_rules! loading {
-    ($settled:literal, $from:literal) => {
+    (whole, $settled:literal, $from:literal) => {
+        loading!(
+            "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at, ",
+            " JOIN events e ON e.id = d.event_id",
+            $settled,
+            $from
+        )
+    };
+    // A delivery is made at the moment that its event tells.
+    (rest, $settled:literal, $from:literal) => {
+        loading!(
+            "NULL AS data, d.created_at AS happened_at, ",
+            "",
+            $settled,
+            $from
+        )
+    };
+    ($event:literal, $join:literal, $settled:literal, $from:literal) => {
         concat!(
             "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, \
-             d.ladder_number, d.step, d.is_test, \
-             CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at, ",
+             d.ladder_number, d.step, d.is_test, ",
+            $event,
             $settled,
             " AS settled, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
              v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
              w.previous_secret_until, asked.number FROM ",
             $from,
-            " JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id \
-             LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
+            " JOIN webhook_deliveries d ON d.id = asked.id",
+            $join,
+            " LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
              LEFT JOIN plugins p ON p.id = w.plugin_id \
              LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version"
         )
     };
 }
 
-async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Option<Loaded>>> {
+async fn load(db: Db, attempts: Vec<Key>, whole: bool) -> sqlx::Result<Vec<Option<Loaded>>> {
     let mut reader = db.read().await?;
     let mut rows: Vec<Loaded> = Vec::new();
     if let Conn::Postgres(conn) = reader.conn() {
@@ -154,13 +208,20 @@ async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Opti
             .iter()
             .map(|(id, number)| (uuid::Uuid::from(*id), *number))
             .unzip();
-        let asking = sqlx::query_as(loading!(
-            "FALSE",
-            "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
-        ))
-        .bind(ids)
-        .bind(numbers)
-        .fetch_all(conn);
+        let text = if whole {
+            loading!(
+                whole,
+                "FALSE",
+                "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
+            )
+        } else {
+            loading!(
+                rest,
+                "FALSE",
+                "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
+            )
+        };
+        let asking = sqlx::query_as(text).bind(ids).bind(numbers).fetch_all(conn);
         let found = db::answered(asking).await;
         rows = db::settle(&mut reader, found)?;
     } else {
@@ -169,6 +230,7 @@ async fn load(db: Db, attempts: Vec<(DeliveryId, i64)>) -> sqlx::Result<Vec<Opti
                 &mut reader,
                 Loaded,
                 loading!(
+                    whole,
                     "EXISTS (SELECT 1 FROM webhook_attempts a \
                      WHERE a.delivery_id = d.id AND a.number = asked.number)",
                     "(SELECT $1 AS id, $2 AS number) AS asked"
@@ -197,9 +259,17 @@ struct Outlet {
 }
 
 impl Worker {
-    /// Makes the attempt of a job; returns once the outcome is settled. `place` is where, if there is room
-    /// for it already.
-    pub async fn deliver(&self, job: Taken<DeliverWebhook>, place: Option<Place>) -> Ended {
+    /// Makes the attempt of a job; returns once the outcome is settled.
+    pub async fn deliver(&self, job: Taken<DeliverWebhook>) -> Ended {
+        self.deliver_from(job, None).await
+    }
+
+    /// Makes the attempt of a job, with what it may have already.
+    pub(super) async fn deliver_from(
+        &self,
+        job: Taken<DeliverWebhook>,
+        start: Option<HeadStart>,
+    ) -> Ended {
         // A worker that lost the database leaves its jobs running here while the queue gives them out
         // again: whoever is at an attempt already goes on alone. The second waits for it, because a job
         // that returns is done with, and if this process died there would be nothing left of it.
@@ -209,17 +279,18 @@ impl Worker {
                 None => tokio::time::sleep(UNDER_WAY).await,
             }
         };
-        let place = std::sync::Mutex::new(place);
-        let take = || place.lock().ok().and_then(|mut place| place.take());
+        let start = Mutex::new(start);
+        let take = || start.lock().ok().and_then(|mut start| start.take());
         jobs::until_done("an attempt", || Box::pin(self.attempt(&job, take()))).await
     }
 
     async fn attempt(
         &self,
         taken: &Taken<DeliverWebhook>,
-        place: Option<Place>,
+        start: Option<HeadStart>,
     ) -> sqlx::Result<Ended> {
         let job = &taken.job;
+        let (place, event) = start.map(|start| (start.place, start.event)).unzip();
         if self.stop.is_cancelled() {
             return Ok(Ended::NotBegun);
         }
@@ -238,7 +309,8 @@ impl Worker {
                 }
             }
         };
-        let Some(loaded) = self.loads.get((job.delivery_id, job.number)).await? else {
+        let attempt = (job.delivery_id, job.number);
+        let Some(loaded) = self.loads.get(attempt, event.as_deref()).await? else {
             return Ok(Ended::Settled);
         };
         if loaded.settled {
