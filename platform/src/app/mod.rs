@@ -377,6 +377,10 @@ impl App {
     pub async fn work(&self, accepts: bool, stop: CancellationToken) -> Result<(), StartError> {
         let config = &self.store.config;
         let db = &self.store.db;
+        let hand = accepts.then(|| self.dispatch.hand().clone());
+        let at_hand = if accepts { at_hand(config) } else { 0 };
+        // Of the queue: what a project may hold of it is reckoned by this.
+        let concurrency = config.webhooks.concurrency - at_hand;
         let engine = PluginEngine::new(Limits::default(), 64)?;
         let plugins = PluginHost::new(db.clone(), engine, &self.store.master);
         let sender = |policy| {
@@ -399,10 +403,7 @@ impl App {
             to_inspector: sender(anywhere)?,
             ladder: config.webhooks.ladder.clone().into(),
             public_url: (&*self.public_url).into(),
-            rooms: Rooms::new(
-                config.webhooks.endpoint_concurrency,
-                config.webhooks.concurrency,
-            ),
+            rooms: Rooms::new(config.webhooks.endpoint_concurrency, concurrency),
             running: Running::default(),
             loads: Loads::new(db.clone()),
             begin: Begin::new(db.clone()),
@@ -426,9 +427,6 @@ impl App {
             let chore = taken.job.run(of_chores.clone());
             Box::pin(chore.map(|()| Ended::Settled))
         });
-        let hand = accepts.then(|| self.dispatch.hand().clone());
-        let at_hand = if accepts { at_hand(config) } else { 0 };
-        let concurrency = config.webhooks.concurrency - at_hand;
         together([
             jobs::run(db.clone(), concurrency, deliver, hand, stop.clone())
                 .map(Ok)
@@ -448,8 +446,12 @@ impl App {
 }
 
 /// How many of a process's deliveries may be those that it has just accepted itself.
-const fn at_hand(config: &Config) -> usize {
-    config.webhooks.concurrency / 2
+fn at_hand(config: &Config) -> usize {
+    // On SQLite none begin so.
+    match config.sqlite_path() {
+        Some(_) => 0,
+        None => config.webhooks.concurrency / 2,
+    }
 }
 
 /// Runs futures side by side to their ends, or to the first failure.

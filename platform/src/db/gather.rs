@@ -80,7 +80,9 @@ impl<K: Send + 'static, V: Send + 'static> Gather<K, V> {
             };
             tokio::spawn(asking.run());
         }
-        waits.await.map_err(|_| sqlx::Error::WorkerCrashed)?
+        super::within(2 * super::PATIENCE, waits)
+            .await?
+            .map_err(|_| sqlx::Error::WorkerCrashed)?
     }
 }
 
@@ -130,9 +132,10 @@ impl<K: Send + 'static, V: Send + 'static> Asking<K, V> {
         }
     }
 
-    /// Those who wait now; when nobody does, this is over, and the next who comes asks.
+    /// Those who wait now, but for whoever gave up; when nobody does, this is over, and the next who comes asks.
     fn next(&mut self) -> Option<Vec<Waiting<K, V>>> {
         let mut state = self.inner.state();
+        state.waiting.retain(|waiting| !waiting.answer.is_closed());
         if state.waiting.is_empty() {
             state.out -= 1;
             drop(state);

@@ -24,12 +24,13 @@ impl Begin {
         }))
     }
 
-    /// Marks a job; false when it is another's by now. Jobs that were handed on are marked from the start,
-    /// and on SQLite there is no other.
+    /// Marks a job; false when it is another's by now. On SQLite there is no other.
     pub async fn mark<J>(&self, taken: &Taken<J>) -> sqlx::Result<bool> {
-        match &taken.from_queue {
-            Some(worker) => self.0.get((taken.id.clone(), worker.clone())).await,
-            None => Ok(true),
+        match &taken.worker {
+            Some(worker) if !taken.is_marked => {
+                self.0.get((taken.id.clone(), worker.clone())).await
+            }
+            _ => Ok(true),
         }
     }
 }

@@ -49,9 +49,12 @@ impl fmt::Debug for Hand {
 }
 
 /// Room for one job, held from before it is written until it has ended.
+///
+/// Dropped after the job was perhaps written and before it began, it leaves the job to the queue.
 pub struct Grip {
     hand: Hand,
     worker: Worker,
+    written: Option<JobId>,
     _slot: OwnedSemaphorePermit,
     /// Whoever stops waits for it: what is written in its name must not come after the handing back.
     _held: TaskTrackerToken,
@@ -96,6 +99,7 @@ impl Hand {
             hand: self.clone(),
             _held: worker.running.token(),
             worker,
+            written: None,
             _slot: slot,
         })
     }
@@ -103,43 +107,62 @@ impl Hand {
 
 impl Grip {
     /// The worker in whose name the job is to be written.
-    pub fn worker(&self) -> &str {
+    pub fn worker(&self) -> &Arc<str> {
         &self.worker.name
     }
 
-    /// Begins a job that is written and committed.
-    pub fn begin(self, id: JobId, work: impl Future<Output = Ended> + Send + 'static) {
+    /// Notes which job is about to be written in the worker's name.
+    pub fn writes(&mut self, id: JobId) {
+        self.written = Some(id);
+    }
+
+    /// Lets go: the job was surely not written.
+    pub fn release(mut self) {
+        self.written = None;
+    }
+
+    /// Begins the job, which is committed.
+    pub fn begin(mut self, work: impl Future<Output = Ended> + Send + 'static) {
+        let Some(id) = self.written.take() else {
+            return;
+        };
         let running = self.worker.running.clone();
         running.spawn(async move {
-            match work.await {
-                Ended::Removed | Ended::NotBegun => {}
-                Ended::Settled => {
-                    let done = || self.hand.0.done.get(id.clone());
-                    until_done("acknowledging a job", done).await;
-                }
+            // All of it, so that the slot is taken until the end.
+            let grip = self;
+            if work.await == Ended::Settled {
+                let done = || grip.hand.0.done.get(id.clone());
+                until_done("acknowledging a job", done).await;
             }
         });
     }
+}
 
-    /// Leaves a job of which nobody knows whether it was committed to the queue, once that is sure.
-    pub fn give_back(self, id: JobId) {
-        let running = self.worker.running.clone();
-        running.spawn(async move {
-            tokio::time::sleep(UNTIL_KNOWN).await;
-            until_done("giving a job back", || async {
-                let mut tx = self.hand.0.db.begin().await?;
-                execute!(
-                    &mut tx,
-                    "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
-                     WHERE id = $1 AND lock_by = $2",
-                    id.as_str(),
-                    self.worker()
-                )?;
-                tx.commit().await
-            })
-            .await;
-        });
+impl Drop for Grip {
+    fn drop(&mut self) {
+        if let Some(id) = self.written.take() {
+            let (hand, worker) = (self.hand.clone(), self.worker.clone());
+            let running = worker.running.clone();
+            running.spawn(give_back(hand, worker, id));
+        }
     }
+}
+
+/// Leaves a job of which nobody knows whether it was committed to the queue, once that is sure.
+async fn give_back(hand: Hand, worker: Worker, id: JobId) {
+    tokio::time::sleep(UNTIL_KNOWN).await;
+    until_done("giving a job back", || async {
+        let mut tx = hand.0.db.begin().await?;
+        execute!(
+            &mut tx,
+            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
+             WHERE id = $1 AND lock_by = $2",
+            id.as_str(),
+            &*worker.name
+        )?;
+        tx.commit().await
+    })
+    .await;
 }
 
 /// Removes jobs that are done.

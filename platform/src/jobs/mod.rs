@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
 use apalis_core::{
     error::BoxDynError,
-    task::{attempt::Attempt, builder::TaskBuilder, task_id::TaskId},
+    task::{builder::TaskBuilder, task_id::TaskId},
 };
 use apalis_sqlite::SqliteStorage;
 use futures::future::BoxFuture;
@@ -175,10 +175,10 @@ pub struct Taken<J> {
     pub job: J,
     /// Its id.
     pub id: JobId,
-    /// How many workers had begun it before and died: they may have done any part of it.
-    pub lost: usize,
-    /// The worker in whose name it was fetched from the queue, where it was and others could take it over.
-    pub from_queue: Option<Arc<str>>,
+    /// The worker that has it, where others could take it over.
+    pub worker: Option<Arc<str>>,
+    /// Whether it is marked as begun.
+    pub is_marked: bool,
 }
 
 /// What became of a job.
@@ -202,16 +202,14 @@ struct Name(Option<Arc<str>>);
 async fn handle<J: Job>(
     job: J,
     id: TaskId,
-    attempt: Attempt,
     handler: Data<Handler<J>>,
     name: Data<Name>,
 ) -> Result<Ended, BoxDynError> {
     let taken = Taken {
         job,
         id: JobId(id.to_string()),
-        // This one counts already.
-        lost: attempt.current().saturating_sub(1),
-        from_queue: (*name).0.clone(),
+        worker: (*name).0.clone(),
+        is_marked: false,
     };
     let ended = handler(taken).await;
     if ended == Ended::NotBegun {
@@ -228,6 +226,42 @@ pub async fn remove(on: &mut impl Queryable, id: &JobId) -> sqlx::Result<bool> {
     }
     execute!(on, "DELETE FROM apalis.jobs WHERE id = $1", id.as_str())?;
     Ok(true)
+}
+
+/// Lets a job run later, as the same job: what it counts as lost for stays with it. False where it is
+/// another worker's by now. On PostgreSQL alone.
+pub async fn put_off<J>(
+    on: &mut impl Queryable,
+    taken: &Taken<J>,
+    run_at: Timestamp,
+) -> sqlx::Result<bool> {
+    let delay = run_at.since(Timestamp::now());
+    let put_off = execute!(
+        on,
+        "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, priority = 0, \
+         run_at = clock_timestamp() + $3 * interval '1 microsecond' WHERE id = $1 AND lock_by = $2",
+        taken.id.as_str(),
+        taken.worker.as_deref(),
+        i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)
+    )?;
+    Ok(put_off > 0)
+}
+
+/// Enqueues a job in place of one that ends now, on SQLite: what that one counted as lost for goes over.
+pub async fn replace<J: Job>(
+    on: &mut impl Queryable,
+    old: &JobId,
+    job: &J,
+    run_at: Timestamp,
+) -> sqlx::Result<()> {
+    enqueue(on, std::slice::from_ref(job), run_at).await?;
+    execute!(
+        on,
+        "UPDATE Jobs SET attempts = (SELECT attempts FROM Jobs WHERE id = $1) \
+         WHERE rowid = last_insert_rowid()",
+        old.as_str()
+    )
+    .map(drop)
 }
 
 /// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
@@ -356,11 +390,12 @@ async fn worker<J: Job>(
 /// is settled.
 async fn drain(db: &Db, running: &TaskTracker, names: &[String]) {
     running.close();
-    if tokio::time::timeout(DRAIN, running.wait()).await.is_err() {
+    let have_ended = tokio::time::timeout(DRAIN, running.wait()).await.is_ok();
+    if !have_ended {
         tracing::warn!("some jobs did not end in time; they run again elsewhere");
     }
     for name in names {
-        let handed_back = db::within(db::PATIENCE, hand_back(db, name))
+        let handed_back = db::within(db::PATIENCE, hand_back(db, name, have_ended))
             .await
             .flatten();
         if let Err(error) = handed_back {
@@ -370,19 +405,19 @@ async fn drain(db: &Db, running: &TaskTracker, names: &[String]) {
     }
 }
 
-async fn hand_back(db: &Db, name: &str) -> sqlx::Result<()> {
+/// Those that were begun and have not ended count as lost; on SQLite, where nobody marks them, all of them.
+async fn hand_back(db: &Db, name: &str, have_ended: bool) -> sqlx::Result<()> {
     let mut tx = db.begin().await?;
-    let text = match tx.conn() {
-        Conn::Postgres(_) => {
-            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
-             WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
-        }
-        Conn::Sqlite(_) => {
-            "UPDATE Jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
-             WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
-        }
+    let text = if tx.is_postgres() {
+        "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
+         attempts = attempts + CASE WHEN status = 'Running' AND NOT $2 THEN 1 ELSE 0 END \
+         WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
+    } else {
+        "UPDATE Jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
+         attempts = attempts + CASE WHEN NOT $2 THEN 1 ELSE 0 END \
+         WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
     };
-    execute!(&mut tx, text, name)?;
+    execute!(&mut tx, text, name, have_ended)?;
     tx.commit().await
 }
 

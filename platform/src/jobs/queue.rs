@@ -140,12 +140,9 @@ fn wrong_database() -> Error {
 }
 
 /// A job as apalis's worker wants it.
-fn task((id, job, lost): (String, Vec<u8>, i32)) -> Result<PgTask, Error> {
+fn task((id, job): (String, Vec<u8>)) -> Result<PgTask, Error> {
     let id = Ulid::from_string(&id).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-    Ok(TaskBuilder::new(job)
-        .task_id(TaskId::from_ulid(id))
-        .attempt(usize::try_from(lost).unwrap_or(0))
-        .build())
+    Ok(TaskBuilder::new(job).task_id(TaskId::from_ulid(id)).build())
 }
 
 /// Whether the end of a job is still to be noted in the queue.
@@ -228,14 +225,14 @@ impl Persistence for Steps {
             let mut on = self.db.read().await?;
             let queue = self.config.queue.as_ref();
             let most = i64::try_from(self.config.batch_size).unwrap_or(i64::MAX);
-            let fetched: Vec<(String, Vec<u8>, i32)> = on!(on, |conn| {
+            let fetched: Vec<(String, Vec<u8>)> = on!(on, |conn| {
                 sqlx::query_as(
                     "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $1, lock_at = now() \
                      FROM (SELECT id FROM apalis.jobs WHERE (status = 'Pending' \
                      OR (status = 'Failed' AND attempts < max_attempts)) \
                      AND job_type = $2 AND run_at < now() ORDER BY priority DESC, run_at LIMIT $3 \
                      FOR UPDATE SKIP LOCKED) AS due \
-                     WHERE j.id = due.id RETURNING j.id, j.job, j.attempts",
+                     WHERE j.id = due.id RETURNING j.id, j.job",
                 )
                 .bind(worker.name())
                 .bind(queue)

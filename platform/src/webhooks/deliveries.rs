@@ -29,7 +29,7 @@ use crate::{
         spec::Tag,
     },
     db::{self, Conn, Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
-    jobs::{self, Job},
+    jobs::{self, Ended, Job, Taken},
 };
 
 /// A delivery; names the kind of its id.
@@ -363,16 +363,55 @@ pub(super) async fn plan_again(
         delivery_id,
         at
     )?;
-    enqueue_planned(on, planned, at).await
+    let Some(planned) = planned else {
+        return Ok(false);
+    };
+    jobs::enqueue(on, &[DeliverWebhook::from(planned)], at).await?;
+    Ok(true)
 }
 
-/// Gives the attempt of a job another job, for later; does nothing when the job is an old one, whose
-/// attempt was made or has another job.
+/// Puts the attempt of a job off; it does not count. What became of the job.
 pub(super) async fn put_off(
-    on: &mut impl Queryable,
-    job: &DeliverWebhook,
+    db: &Db,
+    taken: &Taken<DeliverWebhook>,
     at: Timestamp,
-) -> sqlx::Result<bool> {
+) -> sqlx::Result<Ended> {
+    let mut tx = db.begin().await?;
+    let ended = put_off_within(&mut tx, taken, at).await?;
+    tx.commit().await?;
+    Ok(ended)
+}
+
+/// As [`put_off`], within a transaction. Does nothing when the job is an old one, whose attempt was made
+/// or has another job.
+pub(super) async fn put_off_within(
+    on: &mut impl Queryable,
+    taken: &Taken<DeliverWebhook>,
+    at: Timestamp,
+) -> sqlx::Result<Ended> {
+    let job = &taken.job;
+    let is_repeat = job.repeat.is_some();
+    if on.is_postgres() {
+        if !jobs::put_off(on, taken, at).await? {
+            return Ok(Ended::NotBegun);
+        }
+        if !is_repeat {
+            execute!(
+                on,
+                "UPDATE webhook_deliveries SET next_attempt_at = $4 WHERE id = $1 \
+                 AND ladder_number = $2 AND job_copy = $3 AND state IN ('pending', 'retrying')",
+                job.delivery_id,
+                job.number,
+                job.copy,
+                at
+            )?;
+        }
+        return Ok(Ended::Removed);
+    }
+    if is_repeat {
+        jobs::replace(on, &taken.id, job, at).await?;
+        return Ok(Ended::Settled);
+    }
     let planned = fetch_optional!(
         on,
         Planned,
@@ -384,19 +423,10 @@ pub(super) async fn put_off(
         job.copy,
         at
     )?;
-    enqueue_planned(on, planned, at).await
-}
-
-async fn enqueue_planned(
-    on: &mut impl Queryable,
-    planned: Option<Planned>,
-    at: Timestamp,
-) -> sqlx::Result<bool> {
-    let Some(planned) = planned else {
-        return Ok(false);
-    };
-    jobs::enqueue(on, &[DeliverWebhook::from(planned)], at).await?;
-    Ok(true)
+    if let Some(planned) = planned {
+        jobs::replace(on, &taken.id, &DeliverWebhook::from(planned), at).await?;
+    }
+    Ok(Ended::Settled)
 }
 
 /// The handlers of `/webhook-deliveries`.

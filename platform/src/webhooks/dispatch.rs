@@ -25,7 +25,8 @@ pub struct Dispatch {
     worker: Arc<OnceLock<Worker>>,
 }
 
-/// A slot and a place for one delivery.
+/// A slot and a place for one delivery. Dropped when its job may have been written, it leaves the job to
+/// the queue.
 pub(super) struct Start {
     grip: Grip,
     place: Place,
@@ -67,30 +68,30 @@ impl Dispatch {
 
 impl Start {
     /// In whose name its job is to be written.
-    pub(super) fn worker(&self) -> &str {
+    pub(super) fn worker(&self) -> &Arc<str> {
         self.grip.worker()
     }
 
+    /// Notes which job is about to be written.
+    pub(super) fn writes(&mut self, id: JobId) {
+        self.grip.writes(id);
+    }
+
+    /// Lets go: nothing was written.
+    pub(super) fn release(self) {
+        self.grip.release();
+    }
+
     /// Begins, once the job is committed.
-    pub(super) fn begin(self, job: DeliverWebhook, id: JobId, event: Arc<Event>) {
+    pub(super) fn begin(self, taken: Taken<DeliverWebhook>, event: Arc<Event>) {
         let Self {
             grip,
             place,
             worker,
         } = self;
-        let taken = Taken {
-            job,
-            id: id.clone(),
-            lost: 0,
-            from_queue: None,
-        };
         let start = Some(HeadStart { place, event });
-        let work = Box::pin(async move { worker.deliver_from(taken, start).await });
-        grip.begin(id, work);
-    }
-
-    /// Leaves a job to the queue of which nobody knows whether it was committed.
-    pub(super) fn give_back(self, id: JobId) {
-        self.grip.give_back(id);
+        grip.begin(Box::pin(
+            async move { worker.deliver_from(taken, start).await },
+        ));
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         request_id::RequestId,
     },
     db::{self, Conn, Db, Gather, JsonText, Queryable as _, Tx},
-    jobs::{self, Job as _, JobId, insert_jobs},
+    jobs::{self, Job as _, JobId, Taken, insert_jobs},
 };
 
 /// Events in one statement.
@@ -173,12 +173,28 @@ struct Deliveries {
     jobs: jobs::Rows,
 }
 
-/// A delivery that begins at once if its request goes through.
+impl Deliveries {
+    /// Adds a delivery of the request at this place, and its job, which a worker may have taken.
+    fn push(
+        &mut self,
+        of: usize,
+        job: &DeliverWebhook,
+        taken_by: Option<&str>,
+    ) -> serde_json::Result<JobId> {
+        self.of.push(i64::try_from(of + 1).unwrap_or(i64::MAX));
+        self.ids.push(job.delivery_id.into());
+        self.endpoints.push(job.endpoint_id.into());
+        self.requests.push(RequestId::generate().into());
+        self.jobs.push(job, taken_by)
+    }
+}
+
+/// A delivery that begins at once if its request goes through; dropped before that is known, it is left
+/// to the queue.
 struct Ready {
-    of: i64,
+    of: usize,
     start: Start,
-    job: DeliverWebhook,
-    id: JobId,
+    taken: Taken<DeliverWebhook>,
 }
 
 /// Publishes; for each, whether it was.
@@ -189,7 +205,7 @@ async fn publish(
 ) -> sqlx::Result<Vec<bool>> {
     let mut deliveries = Deliveries::default();
     let mut ready = Vec::new();
-    for (of, publication) in (1..).zip(&publications) {
+    for (of, publication) in publications.iter().enumerate() {
         for endpoint in &publication.endpoints {
             let job = DeliverWebhook::first(
                 DeliveryId::generate(),
@@ -199,48 +215,49 @@ async fn publish(
             let start = dispatch
                 .as_ref()
                 .and_then(|dispatch| dispatch.take(job.project_id, job.endpoint_id));
-            deliveries.of.push(of);
-            deliveries.ids.push(job.delivery_id.into());
-            deliveries.endpoints.push(job.endpoint_id.into());
-            deliveries.requests.push(RequestId::generate().into());
-            let taken_by = start.as_ref().map(Start::worker);
             let id = deliveries
-                .jobs
-                .push(&job, taken_by)
+                .push(of, &job, start.as_ref().map(|start| &**start.worker()))
                 .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-            ready.extend(start.map(|start| Ready { of, start, job, id }));
+            ready.extend(start.map(|mut start| {
+                start.writes(id.clone());
+                let taken = Taken {
+                    job,
+                    id,
+                    worker: Some(start.worker().clone()),
+                    is_marked: true,
+                };
+                Ready { of, start, taken }
+            }));
         }
     }
     let waits = deliveries.of.len() > ready.len();
-    match write(&db, &publications, deliveries).await {
-        Ok(ran) => {
-            let mut done = vec![false; publications.len()];
-            for (of,) in ran {
-                let of = usize::try_from(of).ok().and_then(|of| of.checked_sub(1));
-                if let Some(done) = of.and_then(|of| done.get_mut(of)) {
-                    *done = true;
-                }
-            }
-            for Ready { of, start, job, id } in ready {
-                let of = usize::try_from(of - 1).unwrap_or(usize::MAX);
-                if done.get(of) == Some(&true) {
-                    start.begin(job, id, publications[of].event.clone());
-                }
-            }
-            if waits {
-                db::announced().notify_waiters();
-            }
-            Ok(done)
-        }
+    let ran = match write(&db, &publications, deliveries).await {
+        Ok(ran) => ran,
         Err(error) => {
-            if db::is_unavailable(&error) {
-                for Ready { start, id, .. } in ready {
-                    start.give_back(id);
-                }
+            if !db::is_unavailable(&error) {
+                ready.into_iter().for_each(|ready| ready.start.release());
             }
-            Err(error)
+            return Err(error);
+        }
+    };
+    let mut done = vec![false; publications.len()];
+    for (of,) in ran {
+        let of = usize::try_from(of).ok().and_then(|of| of.checked_sub(1));
+        if let Some(done) = of.and_then(|of| done.get_mut(of)) {
+            *done = true;
         }
     }
+    for Ready { of, start, taken } in ready {
+        if done[of] {
+            start.begin(taken, publications[of].event.clone());
+        } else {
+            start.release();
+        }
+    }
+    if waits {
+        db::announced().notify_waiters();
+    }
+    Ok(done)
 }
 
 /// Writes all in one statement; the numbers of those that ran.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_optional},
-    jobs::{self, Ended, JobId},
+    jobs::{self, Ended, JobId, Taken},
 };
 
 /// An attempt that was made, and all that is recorded of it.
@@ -301,13 +301,18 @@ fn storable(text: &str) -> String {
 
 /// Settles a delivery whose endpoint is disabled or gone, without an attempt: it waits, or is
 /// cancelled, unless the endpoint was enabled at this moment.
-pub(super) async fn hold(db: &Db, job: &DeliverWebhook, endpoint: EndpointId) -> sqlx::Result<()> {
+pub(super) async fn hold(
+    db: &Db,
+    taken: &Taken<DeliverWebhook>,
+    endpoint: EndpointId,
+) -> sqlx::Result<Ended> {
     let mut tx = db.begin().await?;
     let now = Timestamp::now();
     let state = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
         Some(true) => {
-            deliveries::put_off(&mut tx, job, now).await?;
-            return tx.commit().await;
+            let ended = deliveries::put_off_within(&mut tx, taken, now).await?;
+            tx.commit().await?;
+            return Ok(ended);
         }
         Some(false) => State::Paused,
         None => State::Cancelled,
@@ -316,9 +321,10 @@ pub(super) async fn hold(db: &Db, job: &DeliverWebhook, endpoint: EndpointId) ->
         &mut tx,
         "UPDATE webhook_deliveries SET state = $3, next_attempt_at = NULL, updated_at = $2 \
          WHERE id = $1 AND state IN ('pending', 'retrying')",
-        job.delivery_id,
+        taken.job.delivery_id,
         now,
         state.as_str()
     )?;
-    tx.commit().await
+    tx.commit().await?;
+    Ok(Ended::Settled)
 }

@@ -7,26 +7,25 @@
 //! settled because the database is away is tried again until it can: an attempt that was sent is
 //! never lost while the process lives, and if it dies, the job runs again.
 
+mod load;
 mod prepare;
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::{
     attempts::{HeaderView, PluginUse, Status, Trigger, shown_headers},
     custom_headers::CustomHeaders,
-    deliveries::{self, DeliverWebhook, DeliveryId, State},
-    endpoints::{EndpointId, open_headers},
-    events::{Event, EventId},
-    ladder, payload,
+    deliveries::{self, DeliverWebhook, State},
+    endpoints::open_headers,
+    events::Event,
+    ladder,
     repeats::Repeat,
     rooms::{Place, Rooms, Running},
     sender::{OutgoingRequest, Sender},
@@ -34,15 +33,16 @@ use super::{
     signature::EndpointSecret,
 };
 use crate::{
-    contract::{auth::ProjectId, request_id::RequestId},
-    db::{self, Conn, Db, Gather, JsonText, Queryable as _, Sealer, Timestamp, fetch_optional},
+    db::{Db, Sealer, Timestamp},
     jobs::{self, Begin, Ended, Taken},
-    plugins::{PluginHost, PluginId},
+    plugins::PluginHost,
 };
+use load::Loaded;
+pub use load::Loads;
 use prepare::Prepared;
 
-/// How long an attempt is put off when its plugin is being compiled.
-const COMPILING: Duration = Duration::from_secs(1);
+/// How long an attempt is put off when its plugin is being compiled, or an older job of it is under way.
+const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// How often somebody asks whether an attempt that is under way has ended.
 const UNDER_WAY: Duration = Duration::from_millis(200);
@@ -82,172 +82,10 @@ pub struct Worker {
     pub stop: CancellationToken,
 }
 
-/// All that an attempt needs.
-#[derive(Debug, sqlx::FromRow)]
-pub struct Loaded {
-    id: DeliveryId,
-    number: i64,
-    project_id: ProjectId,
-    event_id: EventId,
-    event_type: String,
-    endpoint_id: EndpointId,
-    request_id: RequestId,
-    state: String,
-    ladder_number: i64,
-    step: i64,
-    is_test: bool,
-    data: Option<JsonText<Box<RawValue>>>,
-    happened_at: Timestamp,
-    settled: bool,
-    enabled: Option<bool>,
-    failing_since: Option<Timestamp>,
-    url: Option<String>,
-    plugin_id: Option<PluginId>,
-    plugin_version: Option<i64>,
-    plugin_sha256: Option<Vec<u8>>,
-    plugin_config: Option<String>,
-    headers: Option<Vec<u8>>,
-    secret: Option<Vec<u8>>,
-    previous_secret: Option<Vec<u8>>,
-    previous_secret_until: Option<Timestamp>,
-}
-
-/// Which attempt.
-type Key = (DeliveryId, i64);
-
-/// Loads what attempts need; that of those which begin together in one question.
-#[derive(Clone)]
-pub struct Loads {
-    whole: Gather<Key, Option<Loaded>>,
-    /// But for the event.
-    rest: Gather<Key, Option<Loaded>>,
-}
-
-/// Attempts in one question.
-const LARGEST_LOAD: usize = 100;
-
-impl Loads {
-    /// From this database.
-    pub fn new(db: Db) -> Self {
-        let of_rest = db.clone();
-        Self {
-            whole: Gather::new(LARGEST_LOAD, move |attempts| {
-                Box::pin(load(db.clone(), attempts, true))
-            }),
-            rest: Gather::new(LARGEST_LOAD, move |attempts| {
-                Box::pin(load(of_rest.clone(), attempts, false))
-            }),
-        }
-    }
-
-    /// What an attempt needs, if it is there. The event is not read again by who just wrote it.
-    async fn get(&self, attempt: Key, event: Option<&Event>) -> sqlx::Result<Option<Loaded>> {
-        let Some(event) = event else {
-            return self.whole.get(attempt).await;
-        };
-        let mut loaded = self.rest.get(attempt).await?;
-        if let Some(loaded) = &mut loaded
-            && event.data.as_str().len() <= payload::MAX_BODY
-        {
-            loaded.data = Some(JsonText(event.data.0.clone()));
-        }
-        Ok(loaded)
-    }
-}
-
 /// What an attempt may have from the start: its place, and the event that was just accepted.
 pub(super) struct HeadStart {
     pub(super) place: Place,
     pub(super) event: Arc<Event>,
-}
-
-/// PostgreSQL settles and removes the job at once, so that no job comes whose attempt is on record; on
-/// SQLite a process may stop in between.
-macro_rules! loading {
-    (whole, $settled:literal, $from:literal) => {
-        loading!(
-            "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at, ",
-            " JOIN events e ON e.id = d.event_id",
-            $settled,
-            $from
-        )
-    };
-    // A delivery is made at the moment that its event tells.
-    (rest, $settled:literal, $from:literal) => {
-        loading!(
-            "NULL AS data, d.created_at AS happened_at, ",
-            "",
-            $settled,
-            $from
-        )
-    };
-    ($event:literal, $join:literal, $settled:literal, $from:literal) => {
-        concat!(
-            "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, \
-             d.ladder_number, d.step, d.is_test, ",
-            $event,
-            $settled,
-            " AS settled, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
-             v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
-             w.previous_secret_until, asked.number FROM ",
-            $from,
-            " JOIN webhook_deliveries d ON d.id = asked.id",
-            $join,
-            " LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
-             LEFT JOIN plugins p ON p.id = w.plugin_id \
-             LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version"
-        )
-    };
-}
-
-async fn load(db: Db, attempts: Vec<Key>, whole: bool) -> sqlx::Result<Vec<Option<Loaded>>> {
-    let mut reader = db.read().await?;
-    let mut rows: Vec<Loaded> = Vec::new();
-    if let Conn::Postgres(conn) = reader.conn() {
-        let (ids, numbers): (Vec<uuid::Uuid>, Vec<i64>) = attempts
-            .iter()
-            .map(|(id, number)| (uuid::Uuid::from(*id), *number))
-            .unzip();
-        let text = if whole {
-            loading!(
-                whole,
-                "FALSE",
-                "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
-            )
-        } else {
-            loading!(
-                rest,
-                "FALSE",
-                "UNNEST($1::uuid[], $2::bigint[]) AS asked (id, number)"
-            )
-        };
-        let asking = sqlx::query_as(text).bind(ids).bind(numbers).fetch_all(conn);
-        let found = db::answered(asking).await;
-        rows = db::settle(&mut reader, found)?;
-    } else {
-        for (id, number) in &attempts {
-            rows.extend(fetch_optional!(
-                &mut reader,
-                Loaded,
-                loading!(
-                    whole,
-                    "EXISTS (SELECT 1 FROM webhook_attempts a \
-                     WHERE a.delivery_id = d.id AND a.number = asked.number)",
-                    "(SELECT $1 AS id, $2 AS number) AS asked"
-                ),
-                *id,
-                *number
-            )?);
-        }
-    }
-    let mut rows: HashMap<_, _> = rows
-        .into_iter()
-        .map(|row| ((row.id, row.number), row))
-        .collect();
-    Ok(attempts
-        .iter()
-        .map(|attempt| rows.remove(attempt))
-        .collect())
 }
 
 /// What an endpoint's sealed and optional columns open to.
@@ -305,35 +143,39 @@ impl Worker {
                 };
                 match entered {
                     Ok(place) => place,
-                    Err(at) => return self.put_off(taken, at).await,
+                    Err(at) => return deliveries::put_off(&self.db, taken, at).await,
                 }
             }
         };
-        let attempt = (job.delivery_id, job.number);
-        let Some(loaded) = self.loads.get(attempt, event.as_deref()).await? else {
+        let Some(loaded) = self.loads.get(taken, event.as_deref()).await? else {
             return Ok(Ended::Settled);
         };
-        if loaded.settled {
+        let is_open = matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying));
+        // What may have been sent goes on record, whatever its delivery is by now.
+        let is_current = is_open && loaded.job_copy == job.copy || loaded.lost > 0;
+        let is_old = job.repeat.is_none() && !(is_current && loaded.ladder_number == job.number);
+        if loaded.settled || is_old {
             return Ok(Ended::Settled);
         }
-        if taken.lost > 0 {
-            return Ok(self.settle(Self::interrupted(taken, &loaded)).await);
+        if job.repeat.is_none() && loaded.enabled != Some(true) && loaded.lost == 0 {
+            return settle::hold(&self.db, taken, loaded.endpoint_id).await;
         }
-        if let Some(repeat) = &job.repeat {
-            if let Some(why) = repeat.refused(loaded.enabled) {
-                let now = Timestamp::now();
-                let settlement = Self::failed(taken, &loaded, now, why.to_owned(), None);
-                return Ok(self.settle(settlement).await);
-            }
-        } else {
-            let is_open = matches!(loaded.state.parse(), Ok(State::Pending | State::Retrying));
-            if !is_open || loaded.ladder_number != job.number {
-                return Ok(Ended::Settled);
-            }
-            if loaded.enabled != Some(true) {
-                settle::hold(&self.db, job, loaded.endpoint_id).await?;
-                return Ok(Ended::Settled);
-            }
+        if load::is_under_way(&self.db, job).await? {
+            let at = Timestamp::now() + A_MOMENT;
+            return deliveries::put_off(&self.db, taken, at).await;
+        }
+        // From here on something is settled or sent, which only who has the job may do.
+        if self.stop.is_cancelled() || !self.begin.mark(taken).await? {
+            return Ok(Ended::NotBegun);
+        }
+        if loaded.lost > 0 {
+            let interrupted = self.interrupted(taken, &loaded).await?;
+            return Ok(self.settle(interrupted).await);
+        }
+        if let Some(why) = (job.repeat.as_ref()).and_then(|repeat| repeat.refused(loaded.enabled)) {
+            let now = Timestamp::now();
+            let settlement = Self::failed(taken, &loaded, now, why.to_owned(), None);
+            return Ok(self.settle(settlement).await);
         }
         let outlet = match self.open(job, &loaded) {
             Ok(outlet) => outlet,
@@ -347,8 +189,8 @@ impl Worker {
         let started_at = Timestamp::now();
         let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
             Prepared::Wait => {
-                let at = Timestamp::now() + COMPILING;
-                return self.put_off(taken, at).await;
+                let at = Timestamp::now() + A_MOMENT;
+                return deliveries::put_off(&self.db, taken, at).await;
             }
             Prepared::Drop { reason, plugin } => Settlement {
                 status: Status::Succeeded,
@@ -364,9 +206,6 @@ impl Worker {
                 headers,
                 plugin,
             } => {
-                if !self.begin.mark(taken).await? {
-                    return Ok(Ended::NotBegun);
-                }
                 self.send(taken, &loaded, &outlet, started_at, body, headers, plugin)
                     .await
             }
@@ -375,23 +214,6 @@ impl Worker {
         // The endpoint has nothing to do with how long it takes to settle.
         drop(place);
         Ok(self.settle(settlement).await)
-    }
-
-    /// Puts an attempt off; it does not count.
-    async fn put_off(&self, taken: &Taken<DeliverWebhook>, at: Timestamp) -> sqlx::Result<Ended> {
-        let mut tx = self.db.begin().await?;
-        let removed = jobs::remove(&mut tx, &taken.id).await?;
-        if taken.job.repeat.is_some() {
-            jobs::enqueue(&mut tx, std::slice::from_ref(&taken.job), at).await?;
-        } else {
-            deliveries::put_off(&mut tx, &taken.job, at).await?;
-        }
-        tx.commit().await?;
-        Ok(if removed {
-            Ended::Removed
-        } else {
-            Ended::Settled
-        })
     }
 
     fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {
@@ -548,19 +370,22 @@ impl Worker {
     }
 
     /// An attempt whose maker died: what came of it is not known, and its number is used up.
-    fn interrupted(taken: &Taken<DeliverWebhook>, loaded: &Loaded) -> Settlement {
+    async fn interrupted(
+        &self,
+        taken: &Taken<DeliverWebhook>,
+        loaded: &Loaded,
+    ) -> sqlx::Result<Settlement> {
         let error = "interrupted: the process that made this attempt ended before its outcome was known; \
                      the webhook may have arrived";
-        let now = Timestamp::now();
-        let outcome = if taken.job.number - loaded.step < INTERRUPTIONS {
-            ladder::Outcome::Interrupted
-        } else {
-            ladder::Outcome::Failed
-        };
-        Settlement {
-            outcome,
-            ..Self::failed(taken, loaded, now, error.to_owned(), None)
-        }
+        let before = load::interruptions(&self.db, taken.job.delivery_id).await?;
+        Ok(Settlement {
+            outcome: if before < INTERRUPTIONS {
+                ladder::Outcome::Interrupted
+            } else {
+                ladder::Outcome::Failed
+            },
+            ..Self::failed(taken, loaded, Timestamp::now(), error.to_owned(), None)
+        })
     }
 
     /// Settles, however long the database is away.

@@ -13,6 +13,8 @@ use std::time::Duration;
 on_both_databases!(
     a_kill_during_a_hanging_send_delivers_after_the_restart,
     an_interrupted_attempt_costs_no_step_of_the_ladder,
+    an_interrupted_attempt_is_remembered_while_there_is_no_room,
+    an_interruption_costs_no_step_after_a_redelivery_either,
     an_interrupted_retry_is_on_record_and_made_again,
     kills_under_load_lose_no_webhook,
     kills_while_events_pour_in_lose_none_and_repeat_no_number,
@@ -77,6 +79,51 @@ async fn an_interrupted_attempt_costs_no_step_of_the_ladder(backend: Backend) {
     assert_eq!(numbers(&requests), ["1", "2", "3"]);
     let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
     assert_eq!(attempts_of(&api, &delivery).await.len(), 3);
+    numbers_are_whole(&api).await;
+}
+
+/// Whoever comes after the interruption finds the endpoint's one place taken, and is put off.
+async fn an_interrupted_attempt_is_remembered_while_there_is_no_room(backend: Backend) {
+    let one_place = ("BOTIX_WEBHOOKS__ENDPOINT_CONCURRENCY", "1");
+    let mut server = TestServer::start(backend, &[one_place]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::Hang]);
+    let slow = Reply::status(200).after(Duration::from_millis(300));
+    receiver.always("/hook", slow);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let first = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    let others = (0..40).map(|_| publish(&api, "order.paid", json!({})));
+    let others = futures::future::join_all(others).await;
+    server.kill9();
+    server.restart().await;
+    for event in others.iter().chain([&first]) {
+        delivery_in(&api, event, &endpoint.id, "delivered").await;
+    }
+    no_number_came_twice(&receiver.requests());
+    numbers_are_whole(&api).await;
+}
+
+async fn an_interruption_costs_no_step_after_a_redelivery_either(backend: Backend) {
+    let ladder = ("BOTIX_WEBHOOKS__LADDER", "1s,1s,1s,15m");
+    let mut server = TestServer::start(backend, &[ladder]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::status(403), Reply::Hang]);
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "dead").await;
+    let letter = super::dead_letter_of(&api, &delivery).await;
+    let letter = letter["id"].as_str().expect("an id");
+    let redeliver = format!("/webhook-dead-letters/{letter}/redeliver");
+    api.post(&redeliver).send().await.expect_success();
+    receiver.wait_for("/hook", 2).await;
+    server.kill9();
+    server.restart().await;
+    let requests = receiver.wait_for("/hook", 3).await;
+    assert_eq!(numbers(&requests), ["1", "2", "3"]);
+    delivery_in(&api, &event, &endpoint.id, "delivered").await;
     numbers_are_whole(&api).await;
 }
 
@@ -292,6 +339,31 @@ async fn a_stop_finishes_the_delivery_in_flight(backend: Backend) {
         1,
         "sent once, settled before the end"
     );
+}
+
+/// The statement that publishes stands still for longer than anybody waits for it, and commits in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_whose_commit_came_too_late_for_its_answer_is_delivered() {
+    let server = TestServer::start(Backend::Postgres, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    endpoint_at(&api, &receiver.url("/hook")).await;
+    let key = crate::harness::fresh_key();
+    let body = json!({"type": "order.paid", "data": {}});
+    let blocking = server.execute(
+        "DO $$ BEGIN LOCK TABLE webhook_deliveries IN EXCLUSIVE MODE; PERFORM pg_sleep(8); END $$",
+        "",
+    );
+    let publishing = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        api.post("/events").key(&key).json(&body).send().await
+    };
+    let ((), answer) = tokio::join!(blocking, publishing);
+    assert_eq!(answer.code().as_deref(), Some("IDEMPOTENCY_UNAVAILABLE"));
+    receiver.wait_for("/hook", 1).await;
+    let again = api.post("/events").key(&key).json(&body).send().await;
+    assert!(again.is_replay(), "{}", again.describe());
+    assert_eq!(api.all("/events").await.len(), 1);
 }
 
 /// A worker that loses the database leaves its attempts running; the queue gives their jobs out

@@ -386,7 +386,10 @@ async fn a_bulk_redelivery_survives_a_kill_and_takes_each_letter_once(backend: B
     })
     .await;
     for delivery in delivered {
-        assert_eq!(delivery["attempts"], 2, "{delivery}");
+        let mut attempts = attempts_of(&api, &delivery).await;
+        // The kill may have come in the middle of one.
+        attempts.retain(|attempt| !attempt["error"].to_string().contains("interrupted"));
+        assert_eq!(attempts.len(), 2, "{delivery}");
     }
     assert_eq!(api.all("/webhook-dead-letters?status=open").await.len(), 0);
     let again = api.post(path).send().await.expect(202).member("id");

@@ -301,9 +301,9 @@ async fn a_retry_that_was_accepted_survives_a_kill(backend: Backend) {
     let requests = receiver.wait_for("/hook", 3).await;
     assert_eq!(requests[2].body, requests[1].body);
     assert_eq!(request_ids(&requests)[2], request_ids(&requests)[1]);
-    let recorded = attempt(&api, &delivery, 2).await;
-    assert_eq!(recorded["status"], "succeeded");
-    assert_eq!(attempts_of(&api, &delivery).await.len(), 2);
+    assert_eq!(attempt(&api, &delivery, 2).await["status"], "failed");
+    assert_eq!(attempt(&api, &delivery, 3).await["status"], "succeeded");
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 3);
 }
 
 /// Case 25 for repeats: the retry waits for a worker while its endpoint is disabled.

@@ -3,7 +3,7 @@
 //! A handler that takes [`Work`] gets the mutation's transaction, open and with the key's lock, and can
 //! neither commit nor roll back. One whose answer does not depend on what the store says takes [`Later`]
 //! and leaves its write: it is made with the record once the answer is known, together with others. Nothing
-//! is begun before a handler asks for it, so one that refuses its input costs no transaction.
+//! is begun before a handler asks for it.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 

@@ -292,7 +292,7 @@ impl Idempotency {
                 Start::Replay(ran) => Ok(ran),
                 Start::Run(_) => Err(in_progress()),
             },
-            Err(error) => self.unsure(asked, error).await,
+            Err(error) => self.unsure(asked, error, true).await,
         }
     }
 
@@ -306,7 +306,10 @@ impl Idempotency {
         let record = self.record_of(asked, &answer);
         match write.together(asked, &record).await {
             Ok(true) => return Ok(Ran::of(answer, record)),
-            Err(error) if db::is_unavailable(&error) => return self.unsure(asked, error).await,
+            Err(error) if db::is_unavailable(&error) => {
+                // The statement may still wait for its turn, before it takes the key's lock.
+                return self.unsure(asked, error, false).await;
+            }
             // What is wrong with one of them is found out when each is alone.
             Ok(false) | Err(_) => {}
         }
@@ -353,8 +356,14 @@ impl Idempotency {
         }
     }
 
-    /// A commit that failed may have happened all the same: looks, and answers what is true.
-    async fn unsure(&self, asked: &Asked, error: sqlx::Error) -> Result<Ran, ApiError> {
+    /// A commit that failed may have happened all the same: looks, and answers what is true. `had_lock` says
+    /// that whoever finds the key's lock free knows that the commit is over.
+    async fn unsure(
+        &self,
+        asked: &Asked,
+        error: sqlx::Error,
+        had_lock: bool,
+    ) -> Result<Ran, ApiError> {
         let looked = match self.start(asked).await {
             Ok(Start::Replay(ran)) => return Ok(ran),
             // The lock is free, so the commit is over; what was read with the lock may be older.
@@ -369,8 +378,8 @@ impl Idempotency {
                 response: record.replay(&self.sealer, asked)?,
                 record: Some(record),
             }),
-            Ok(None) => Err(unavailable(error)),
-            Err(_) => Err(unavailable(error).with_detail(
+            Ok(None) if had_lock => Err(unavailable(error)),
+            Ok(None) | Err(_) => Err(unavailable(error).with_detail(
                 "The store went away during the commit, so it is not known whether this was executed. \
                  Try again with the same key: it runs at most once.",
             )),

@@ -1,0 +1,227 @@
+//! What an attempt needs: its delivery, event, endpoint and plugin version, of many attempts in one question.
+//!
+//! Whoever has just written the event does not read it again, and knows that nobody had the job before.
+//! PostgreSQL settles an attempt and removes its job at once, so that no job comes whose attempt is on
+//! record; on SQLite a process may stop in between.
+
+use std::collections::HashMap;
+
+use serde_json::value::RawValue;
+
+use crate::{
+    contract::{auth::ProjectId, request_id::RequestId},
+    db::{self, Conn, Db, Gather, JsonText, Queryable as _, Timestamp, fetch_one, fetch_optional},
+    jobs::{Job as _, JobId, Taken},
+    plugins::PluginId,
+    webhooks::{
+        deliveries::{DeliverWebhook, DeliveryId},
+        endpoints::EndpointId,
+        events::{Event, EventId},
+        payload,
+    },
+};
+
+/// Attempts in one question.
+const LARGEST: usize = 100;
+
+/// All that an attempt needs.
+#[derive(Debug, sqlx::FromRow)]
+pub struct Loaded {
+    pub(super) id: DeliveryId,
+    pub(super) number: i64,
+    pub(super) project_id: ProjectId,
+    pub(super) event_id: EventId,
+    pub(super) event_type: String,
+    pub(super) endpoint_id: EndpointId,
+    pub(super) request_id: RequestId,
+    pub(super) state: String,
+    pub(super) ladder_number: i64,
+    pub(super) job_copy: i64,
+    pub(super) step: i64,
+    pub(super) is_test: bool,
+    pub(super) data: Option<JsonText<Box<RawValue>>>,
+    pub(super) happened_at: Timestamp,
+    pub(super) settled: bool,
+    /// How many workers had begun its job before and died: they may have sent it.
+    pub(super) lost: i64,
+    pub(super) enabled: Option<bool>,
+    pub(super) failing_since: Option<Timestamp>,
+    pub(super) url: Option<String>,
+    pub(super) plugin_id: Option<PluginId>,
+    pub(super) plugin_version: Option<i64>,
+    pub(super) plugin_sha256: Option<Vec<u8>>,
+    pub(super) plugin_config: Option<String>,
+    pub(super) headers: Option<Vec<u8>>,
+    pub(super) secret: Option<Vec<u8>>,
+    pub(super) previous_secret: Option<Vec<u8>>,
+    pub(super) previous_secret_until: Option<Timestamp>,
+}
+
+/// Which attempt, and the job that makes it.
+type Key = (DeliveryId, i64, JobId);
+
+/// Loads what attempts need; that of those which begin together in one question.
+#[derive(Clone)]
+pub struct Loads {
+    whole: Gather<Key, Option<Loaded>>,
+    fresh: Gather<Key, Option<Loaded>>,
+}
+
+impl Loads {
+    /// From this database.
+    pub fn new(db: Db) -> Self {
+        let of_fresh = db.clone();
+        Self {
+            whole: Gather::new(LARGEST, move |attempts| {
+                Box::pin(load(db.clone(), attempts, WHOLE))
+            }),
+            fresh: Gather::new(LARGEST, move |attempts| {
+                Box::pin(load(of_fresh.clone(), attempts, FRESH))
+            }),
+        }
+    }
+
+    /// What the attempt of a job needs, if it is there; `event` is its event, where this process has just
+    /// written it.
+    pub(super) async fn get(
+        &self,
+        taken: &Taken<DeliverWebhook>,
+        event: Option<&Event>,
+    ) -> sqlx::Result<Option<Loaded>> {
+        let key = (taken.job.delivery_id, taken.job.number, taken.id.clone());
+        let Some(event) = event else {
+            return self.whole.get(key).await;
+        };
+        let mut loaded = self.fresh.get(key).await?;
+        if let Some(loaded) = &mut loaded
+            && event.data.as_str().len() <= payload::MAX_BODY
+        {
+            loaded.data = Some(JsonText(event.data.0.clone()));
+        }
+        Ok(loaded)
+    }
+}
+
+macro_rules! loading {
+    ($event:literal, $settled:literal, $lost:literal, $from:literal) => {
+        concat!(
+            "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, \
+             d.ladder_number, d.job_copy, d.step, d.is_test, ",
+            $event,
+            ", ",
+            $settled,
+            " AS settled, ",
+            $lost,
+            " AS lost, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
+             v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
+             w.previous_secret_until, asked.number FROM ",
+            $from,
+            " LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
+             LEFT JOIN plugins p ON p.id = w.plugin_id \
+             LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version"
+        )
+    };
+}
+
+const WHOLE: &str = loading!(
+    "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at",
+    "FALSE",
+    "COALESCE((SELECT CAST(j.attempts AS BIGINT) FROM apalis.jobs j WHERE j.id = asked.job), 0)",
+    "UNNEST($1::uuid[], $2::bigint[], $3::text[]) AS asked (id, number, job) \
+     JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id"
+);
+
+/// A delivery is made at the moment that its event tells.
+const FRESH: &str = loading!(
+    "NULL AS data, d.created_at AS happened_at",
+    "FALSE",
+    "0::bigint",
+    "UNNEST($1::uuid[], $2::bigint[], $3::text[]) AS asked (id, number, job) \
+     JOIN webhook_deliveries d ON d.id = asked.id"
+);
+
+const ON_SQLITE: &str = loading!(
+    "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at",
+    "EXISTS (SELECT 1 FROM webhook_attempts a \
+     WHERE a.delivery_id = d.id AND a.number = asked.number)",
+    "COALESCE((SELECT j.attempts FROM Jobs j WHERE j.id = asked.job), 0)",
+    "(SELECT $1 AS id, $2 AS number, $3 AS job) AS asked \
+     JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id"
+);
+
+/// Whether an older job of an attempt is under way on another node: its endpoint was disabled and resumed
+/// meanwhile, which gave the attempt a new job.
+pub(super) async fn is_under_way(db: &Db, job: &DeliverWebhook) -> sqlx::Result<bool> {
+    if job.copy == 0 || matches!(db, Db::Sqlite { .. }) {
+        return Ok(false);
+    }
+    let keys: Vec<_> = (0..job.copy)
+        .filter_map(|copy| {
+            DeliverWebhook {
+                copy,
+                ..job.clone()
+            }
+            .unique_key()
+        })
+        .collect();
+    let mut reader = db.read().await?;
+    let Conn::Postgres(conn) = reader.conn() else {
+        return Ok(false);
+    };
+    let asking = sqlx::query_as::<_, (bool,)>(
+        "SELECT EXISTS (SELECT 1 FROM apalis.jobs WHERE job_type = $1 AND idempotency_key = ANY($2) \
+         AND status = 'Running')",
+    )
+    .bind(DeliverWebhook::QUEUE)
+    .bind(keys)
+    .fetch_one(conn);
+    let found = db::answered(asking).await;
+    Ok(db::settle(&mut reader, found)?.0)
+}
+
+/// How many attempts of a delivery were interrupted.
+pub(super) async fn interruptions(db: &Db, delivery: DeliveryId) -> sqlx::Result<i64> {
+    let (count,) = fetch_one!(
+        &mut db.read().await?,
+        (i64,),
+        "SELECT count(*) FROM webhook_attempts WHERE delivery_id = $1 AND error LIKE 'interrupted:%'",
+        delivery
+    )?;
+    Ok(count)
+}
+
+async fn load(db: Db, attempts: Vec<Key>, text: &'static str) -> sqlx::Result<Vec<Option<Loaded>>> {
+    let mut reader = db.read().await?;
+    let mut rows: Vec<Loaded> = Vec::new();
+    if let Conn::Postgres(conn) = reader.conn() {
+        let ids: Vec<uuid::Uuid> = attempts.iter().map(|(id, ..)| (*id).into()).collect();
+        let numbers: Vec<i64> = attempts.iter().map(|(_, number, _)| *number).collect();
+        let jobs: Vec<&str> = attempts.iter().map(|(.., job)| job.as_str()).collect();
+        let asking = sqlx::query_as(text)
+            .bind(ids)
+            .bind(numbers)
+            .bind(jobs)
+            .fetch_all(conn);
+        let found = db::answered(asking).await;
+        rows = db::settle(&mut reader, found)?;
+    } else {
+        for (id, number, job) in &attempts {
+            rows.extend(fetch_optional!(
+                &mut reader,
+                Loaded,
+                ON_SQLITE,
+                *id,
+                *number,
+                job.as_str()
+            )?);
+        }
+    }
+    let mut rows: HashMap<_, _> = rows
+        .into_iter()
+        .map(|row| ((row.id, row.number), row))
+        .collect();
+    Ok(attempts
+        .iter()
+        .map(|(id, number, _)| rows.remove(&(*id, *number)))
+        .collect())
+}
