@@ -48,10 +48,10 @@ impl Rows {
     }
 
     /// Binds the columns `id`, `job`, `key` and `lock_by` as arrays, in this order.
-    pub fn bind<'q, R>(
+    pub fn bind<R>(
         self,
-        query: QueryAs<'q, Postgres, R, PgArguments>,
-    ) -> QueryAs<'q, Postgres, R, PgArguments> {
+        query: QueryAs<'_, Postgres, R, PgArguments>,
+    ) -> QueryAs<'_, Postgres, R, PgArguments> {
         query
             .bind(self.ids)
             .bind(self.jobs)

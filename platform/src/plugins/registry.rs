@@ -491,8 +491,7 @@ async fn add_version(
         }],
         row.created_at,
     )
-    .await
-    .map_err(sqlx::Error::from)?;
+    .await?;
     Ok(row.into())
 }
 

@@ -291,6 +291,7 @@ impl EventsApi {
     ///
     /// Every endpoint that listens to the type gets a webhook.
     #[oai(path = "/events", method = "post", operation_id = "publish_event")]
+    #[allow(clippy::unused_async, reason = "handlers are async")]
     async fn create(
         &self,
         caller: Caller,

@@ -235,7 +235,9 @@ async fn publish(
         Ok(ran) => ran,
         Err(error) => {
             if !db::is_unavailable(&error) {
-                ready.into_iter().for_each(|ready| ready.start.release());
+                for Ready { start, .. } in ready {
+                    start.release();
+                }
             }
             return Err(error);
         }

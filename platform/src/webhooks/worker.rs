@@ -133,18 +133,17 @@ impl Worker {
             return Ok(Ended::NotBegun);
         }
         // Room first: what is read then is not stale for having waited.
-        let place = match place {
-            Some(place) => place,
-            None => {
-                let entered = tokio::select! {
-                    biased;
-                    () = self.stop.cancelled() => return Ok(Ended::NotBegun),
-                    entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
-                };
-                match entered {
-                    Ok(place) => place,
-                    Err(at) => return deliveries::put_off(&self.db, taken, at).await,
-                }
+        let place = if let Some(place) = place {
+            place
+        } else {
+            let entered = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Ok(Ended::NotBegun),
+                entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
+            };
+            match entered {
+                Ok(place) => place,
+                Err(at) => return deliveries::put_off(&self.db, taken, at).await,
             }
         };
         let Some(loaded) = self.loads.get(taken, event.as_deref()).await? else {

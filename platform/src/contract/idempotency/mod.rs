@@ -142,7 +142,7 @@ impl Idempotency {
                 let ran = this.run(&*inner, &asked, request, body).await?;
                 return Ok(ran.response);
             };
-            let running = this.run(&*inner, &asked, request, body);
+            let running = Box::pin(this.run(&*inner, &asked, request, body));
             match lease.during(running).await {
                 Ok(Ran {
                     response,

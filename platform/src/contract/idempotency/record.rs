@@ -394,10 +394,10 @@ impl Many {
     }
 
     /// Binds them.
-    pub fn bind<'q, R>(
+    pub fn bind<R>(
         self,
-        query: QueryAs<'q, Postgres, R, PgArguments>,
-    ) -> QueryAs<'q, Postgres, R, PgArguments> {
+        query: QueryAs<'_, Postgres, R, PgArguments>,
+    ) -> QueryAs<'_, Postgres, R, PgArguments> {
         query
             .bind(self.projects)
             .bind(self.keys)

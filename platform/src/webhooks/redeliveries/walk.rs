@@ -65,7 +65,7 @@ pub(super) async fn enqueue(
     jobs: &[DeliverWebhook],
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    jobs::enqueue(on, jobs, now).await.map_err(Into::into)
+    jobs::enqueue(on, jobs, now).await
 }
 
 #[derive(sqlx::FromRow)]
