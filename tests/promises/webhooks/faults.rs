@@ -15,7 +15,6 @@ on_both_databases!(
     an_interrupted_attempt_costs_no_step_of_the_ladder,
     an_interrupted_attempt_is_remembered_while_there_is_no_room,
     an_interruption_costs_no_step_after_a_redelivery_either,
-    an_interrupted_retry_is_on_record_and_made_again,
     kills_under_load_lose_no_webhook,
     kills_while_events_pour_in_lose_none_and_repeat_no_number,
     a_hanging_endpoint_does_not_delay_another,
@@ -125,46 +124,6 @@ async fn an_interruption_costs_no_step_after_a_redelivery_either(backend: Backen
     assert_eq!(numbers(&requests), ["1", "2", "3"]);
     delivery_in(&api, &event, &endpoint.id, "delivered").await;
     numbers_are_whole(&api).await;
-}
-
-async fn an_interrupted_retry_is_on_record_and_made_again(backend: Backend) {
-    let mut server = TestServer::start(backend, &[]).await;
-    let receiver = Receiver::start().await;
-    let api = server.project("shop").await.api;
-    receiver.script("/hook", [Reply::status(200), Reply::Hang]);
-    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
-    let event = publish(&api, "order.paid", json!({})).await;
-    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
-    let retry = format!(
-        "/webhook-deliveries/{}/retry",
-        delivery["id"].as_str().expect("an id")
-    );
-    api.post(&retry).send().await.expect(202);
-    receiver.wait_for("/hook", 2).await;
-    server.kill9();
-    server.restart().await;
-    let requests = receiver.wait_for("/hook", 3).await;
-    assert_eq!(numbers(&requests), ["1", "2", "3"]);
-    let attempts = eventually("three attempts are on record", async || {
-        let attempts = attempts_of(&api, &delivery).await;
-        (attempts.len() == 3).then_some(attempts)
-    })
-    .await;
-    let told: Vec<_> = attempts
-        .iter()
-        .map(|attempt| (&attempt["trigger"], &attempt["status"]))
-        .map(|(trigger, status)| format!("{trigger} {status}"))
-        .collect();
-    let expected = [
-        r#""ladder" "succeeded""#,
-        r#""manual" "failed""#,
-        r#""manual" "succeeded""#,
-    ];
-    assert_eq!(told, expected);
-    assert_eq!(
-        requests[1].header("x-botix-request-id"),
-        requests[2].header("x-botix-request-id")
-    );
 }
 
 async fn kills_under_load_lose_no_webhook(backend: Backend) {
