@@ -11,7 +11,7 @@
 //! | [`webhooks`] | endpoints, events, deliveries, the ladder, signing, sending, the inspector |
 //! | [`plugins`] | tenants' WebAssembly: registry, engine, host imports, limits |
 //! | [`contract`] | what every route shares: auth, errors, idempotency, cursors, request ids |
-//! | [`jobs`] | apalis: enqueueing inside a transaction, workers |
+//! | [`jobs`] | apalis: enqueueing inside a transaction, workers, jobs begun where they were enqueued |
 //! | [`db`] | what lets the same text run on two databases; where the texts differ, the caller has both |
 //! | [`shared`] | what nodes share through Redis, and a circuit in front of a store |
 //! | [`config`] | typed settings |

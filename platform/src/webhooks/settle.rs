@@ -54,11 +54,11 @@ pub(super) struct Settlement {
     pub(super) outcome: Outcome,
     /// Whether the endpoint counted as failing when the attempt began.
     pub(super) was_failing: bool,
-    /// The job that made it, where it had to find room, and which repeat it was, if it was one.
+    /// The job that made it.
     pub(super) job: JobId,
-    /// See [`job`](Self::job).
+    /// Where it had to find room.
     pub(super) room: EndpointId,
-    /// See [`job`](Self::job).
+    /// Which repeat it was, if it was one.
     pub(super) repeat: Option<Repeat>,
 }
 

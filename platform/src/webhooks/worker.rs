@@ -1,11 +1,11 @@
 //! The worker: one attempt of one delivery, from the job to the settled outcome.
 //!
-//! It finds room at the endpoint, loads what the attempt needs, [prepares](prepare) what is sent, holds
-//! no connection while the plugin runs or the request is out, and settles in one transaction
-//! ([`settle`](super::settle)). A job that comes twice
-//! finds its attempt on record, or its delivery in a state that needs none, and ends. What cannot be
-//! settled because the database is away is tried again until it can: an attempt that was sent is
-//! never lost while the process lives, and if it dies, the job runs again.
+//! It finds room at the endpoint, [loads](load) what the attempt needs, marks its job, [prepares](prepare)
+//! what is sent, holds no connection while the plugin runs or the request is out, and settles in one
+//! transaction ([`settle`](super::settle)). An old job, whose attempt was made or has another job, ends. What
+//! cannot be settled because the database is away is tried again until it can: an attempt that was sent
+//! is never lost while the process lives, and if it dies, whoever gets the job next records it as
+//! interrupted.
 
 mod load;
 mod prepare;
