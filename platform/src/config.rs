@@ -46,6 +46,9 @@ pub struct Config {
     /// Filter of the log, in the syntax of `tracing-subscriber`.
     #[serde(default = "default_log")]
     pub log: String,
+    /// How often what has had its time is removed, and what was lost is looked for.
+    #[serde(default = "default_sweep_every", deserialize_with = "duration")]
+    pub sweep_every: Duration,
     /// How webhooks go out.
     #[serde(default)]
     pub webhooks: Webhooks,
@@ -280,6 +283,7 @@ impl Config {
         for (key, time) in [
             ("webhooks.connect_timeout", self.webhooks.connect_timeout),
             ("webhooks.read_timeout", self.webhooks.read_timeout),
+            ("sweep_every", self.sweep_every),
             ("idempotency.ttl", self.idempotency.ttl),
             ("idempotency.lease", self.idempotency.lease),
         ] {
@@ -452,6 +456,10 @@ fn default_listen() -> SocketAddr {
 
 fn default_database_url() -> SecretString {
     "sqlite:botix-data/botix.db".into()
+}
+
+fn default_sweep_every() -> Duration {
+    Duration::from_secs(15)
 }
 
 fn default_pool() -> u32 {

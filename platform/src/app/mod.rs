@@ -34,7 +34,7 @@ use crate::{
         spec::{self, Version},
     },
     db::{Db, OpenError, Sealer},
-    jobs::{self, Begin, Ended, Hand},
+    jobs::{self, Begin, Ended, Hand, Parking, Run},
     plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
     resources::contacts::{self, Contact, ContactsApi, DeletedContact},
     webhooks::{
@@ -271,7 +271,7 @@ impl App {
             &store.config.idempotency,
             executions.clone(),
         );
-        let hand = Hand::new(store.db.clone(), at_hand(&store.config));
+        let hand = Hand::new::<DeliverWebhook>(store.db.clone(), at_hand(&store.config));
         Self {
             store,
             public_url,
@@ -395,6 +395,11 @@ impl App {
         let anywhere = TargetPolicy {
             allow_private: true,
         };
+        let rooms = Rooms::new(
+            config.webhooks.endpoint_concurrency,
+            concurrency,
+            config.webhooks.concurrency,
+        );
         let worker = Worker {
             db: db.clone(),
             sealer: Sealer::new(&self.store.master),
@@ -403,9 +408,10 @@ impl App {
             to_inspector: sender(anywhere)?,
             ladder: config.webhooks.ladder.clone().into(),
             public_url: (&*self.public_url).into(),
-            rooms: Rooms::new(config.webhooks.endpoint_concurrency, concurrency),
+            rooms: rooms.clone(),
             running: Running::default(),
             loads: Loads::new(db.clone()),
+            parking: Parking::new(db.clone()),
             begin: Begin::new(db.clone()),
             together: Together::new(db.clone()),
             stop: stop.clone(),
@@ -427,17 +433,24 @@ impl App {
             let chore = taken.job.run(of_chores.clone());
             Box::pin(chore.map(|()| Ended::Settled))
         });
+        let deliver = Run {
+            db: db.clone(),
+            concurrency,
+            handler: deliver,
+            hand,
+            lanes: Some(Arc::new(rooms)),
+        };
         together([
-            jobs::run(db.clone(), concurrency, deliver, hand, stop.clone())
+            deliver.until(stop.clone()).map(Ok).boxed_local(),
+            Run::plain(db.clone(), 2, compile)
+                .until(stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 2, compile, None, stop.clone())
+            Run::plain(db.clone(), 4, chores)
+                .until(stop.clone())
                 .map(Ok)
                 .boxed_local(),
-            jobs::run(db.clone(), 4, chores, None, stop.clone())
-                .map(Ok)
-                .boxed_local(),
-            sweep::run(db, &self.idempotency, stop)
+            sweep::run(db, &self.idempotency, config.sweep_every, stop)
                 .map(Ok)
                 .boxed_local(),
         ])

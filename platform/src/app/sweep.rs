@@ -15,11 +15,8 @@ use crate::{
     },
 };
 
-/// How often the sweeps run.
-const EVERY: Duration = Duration::from_secs(15);
-
-/// How long a delivery may be due before somebody asks where its job is.
-const OVERDUE: Duration = Duration::from_secs(30);
+/// For how many sweeps a delivery may be due before somebody asks where its job is.
+const OVERDUE: u32 = 2;
 
 /// How long a redelivery in bulk may stand still.
 const STALLED: Duration = Duration::from_mins(1);
@@ -30,8 +27,16 @@ const BATCH: i64 = 1_000;
 /// Batches of one kind in one sweep at most: a backlog is worked off over several.
 const BATCHES: usize = 200;
 
-/// Removes what has had its time, and looks for what was lost.
-pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationToken) {
+/// Removes what has had its time, and looks for what was lost, again and again.
+pub(super) async fn run(
+    db: &Db,
+    idempotency: &Idempotency,
+    every: Duration,
+    stop: CancellationToken,
+) {
+    let lost_jobs = metrics::counter!("botix_webhook_lost_jobs_total");
+    // There from the start, to be watched.
+    lost_jobs.absolute(0);
     let mut retention = Retention::default();
     let mut jobs_lost = Rescue::default();
     // Before there are rows: those of a day without a partition would have to be moved.
@@ -39,13 +44,13 @@ pub(super) async fn run(db: &Db, idempotency: &Idempotency, stop: CancellationTo
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep(every) => {}
         }
         let began = Timestamp::now();
-        match jobs_lost.sweep(db, OVERDUE).await {
+        match jobs_lost.sweep(db, every * OVERDUE).await {
             Ok(0) => {}
             Ok(lost) => {
-                metrics::counter!("botix_webhook_lost_jobs_total").increment(lost as u64);
+                lost_jobs.increment(lost as u64);
                 tracing::error!(
                     lost,
                     "deliveries were due and had no job; they have one again"

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     contract::{ApiError, Code},
     db::{
-        self, Conn, Db, Gather, Id, JsonText, Kind, Queryable, Reader, Timestamp, execute,
+        self, Autocommit, Conn, Db, Gather, Id, JsonText, Kind, Queryable, Timestamp, execute,
         fetch_optional,
     },
 };
@@ -180,7 +180,7 @@ async fn look_up(db: Db, hashes: Vec<Vec<u8>>) -> sqlx::Result<Vec<Option<Caller
     }
 }
 
-async fn rows(reader: &mut Reader, hashes: &[Vec<u8>]) -> sqlx::Result<Vec<KeyRow>> {
+async fn rows(reader: &mut Autocommit, hashes: &[Vec<u8>]) -> sqlx::Result<Vec<KeyRow>> {
     if let Conn::Postgres(conn) = reader.conn() {
         let asking = sqlx::query_as(
             "SELECT hash, project_id, scopes FROM api_keys WHERE hash = ANY($1) AND revoked_at IS NULL",

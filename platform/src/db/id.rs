@@ -2,7 +2,7 @@
 //!
 //! The prefix belongs to the type, so an id of one kind can never be taken for another's.
 
-use std::{fmt, hash, marker::PhantomData, str::FromStr};
+use std::{cmp::Ordering, fmt, hash, marker::PhantomData, str::FromStr};
 
 use poem_openapi::{
     registry::{MetaSchema, MetaSchemaRef},
@@ -69,6 +69,18 @@ impl<K> PartialEq for Id<K> {
 }
 
 impl<K> Eq for Id<K> {}
+
+impl<K> PartialOrd for Id<K> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<K> Ord for Id<K> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.cmp(&other.0)
+    }
+}
 
 impl<K> hash::Hash for Id<K> {
     fn hash<H: hash::Hasher>(&self, state: &mut H) {

@@ -84,12 +84,12 @@ enum Open {
     Sqlite(Transaction<'static, Sqlite>),
 }
 
-/// A connection for reading outside a transaction.
+/// A connection on which each statement is a transaction by itself.
 #[derive(Debug)]
-pub struct Reader(Reading);
+pub struct Autocommit(Alone);
 
 #[derive(Debug)]
-enum Reading {
+enum Alone {
     Postgres(Borrowed),
     Sqlite(PoolConnection<Sqlite>),
 }
@@ -103,7 +103,7 @@ pub enum Conn<'c> {
     Sqlite(&'c mut SqliteConnection),
 }
 
-/// Anything a statement can run on: [`Tx`] or [`Reader`].
+/// Anything a statement can run on: [`Tx`] or [`Autocommit`].
 pub trait Queryable: Send {
     /// The connection beneath, for a statement that begins now.
     fn conn(&mut self) -> Conn<'_>;
@@ -142,20 +142,20 @@ impl Queryable for Tx {
     }
 }
 
-impl Queryable for Reader {
+impl Queryable for Autocommit {
     fn conn(&mut self) -> Conn<'_> {
         match &mut self.0 {
-            Reading::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
-            Reading::Sqlite(connection) => Conn::Sqlite(connection),
+            Alone::Postgres(borrowed) => Conn::Postgres(borrowed.under_way()),
+            Alone::Sqlite(connection) => Conn::Sqlite(connection),
         }
     }
 
     fn is_postgres(&self) -> bool {
-        matches!(self.0, Reading::Postgres(_))
+        matches!(self.0, Alone::Postgres(_))
     }
 
     fn settled(&mut self) {
-        if let Reading::Postgres(borrowed) = &mut self.0 {
+        if let Alone::Postgres(borrowed) = &mut self.0 {
             borrowed.settled();
         }
     }
@@ -276,12 +276,21 @@ impl Db {
     }
 
     /// A connection for reading; it sees everything committed before.
-    pub async fn read(&self) -> sqlx::Result<Reader> {
+    pub async fn read(&self) -> sqlx::Result<Autocommit> {
         let reading = match self {
-            Self::Postgres(pool) => Borrowed::new(pool).await.map(Reading::Postgres),
-            Self::Sqlite { readers, .. } => readers.acquire().await.map(Reading::Sqlite),
+            Self::Postgres(pool) => Borrowed::new(pool).await.map(Alone::Postgres),
+            Self::Sqlite { readers, .. } => readers.acquire().await.map(Alone::Sqlite),
         };
-        reading.map(Reader)
+        reading.map(Autocommit)
+    }
+
+    /// A connection for single statements that write, each committed when it has answered.
+    pub async fn autocommit(&self) -> sqlx::Result<Autocommit> {
+        let alone = match self {
+            Self::Postgres(pool) => Borrowed::new(pool).await.map(Alone::Postgres),
+            Self::Sqlite { writer, .. } => writer.acquire().await.map(Alone::Sqlite),
+        };
+        alone.map(Autocommit)
     }
 
     /// A transaction for reading: all its statements see the store at one moment.
@@ -323,7 +332,7 @@ async fn begin_postgres(pool: &PgPool, statement: Option<&'static str>) -> sqlx:
     Err(sqlx::Error::PoolTimedOut)
 }
 
-impl Reader {
+impl Autocommit {
     async fn ping(&mut self) -> sqlx::Result<()> {
         execute!(self, "SELECT 1").map(drop)
     }

@@ -14,8 +14,12 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-use super::{Ended, JobId, until_done};
-use crate::db::{self, Conn, Db, Gather, Queryable as _, execute};
+use super::{
+    Ended, Job, JobId,
+    run::{unless_it_panics, until_done},
+    store::Store,
+};
+use crate::db::{Db, Gather};
 
 /// Jobs in one acknowledgement.
 const LARGEST: usize = 200;
@@ -29,7 +33,7 @@ const UNTIL_KNOWN: Duration = Duration::from_secs(20);
 pub struct Hand(Arc<Inner>);
 
 struct Inner {
-    db: Db,
+    store: Store,
     worker: Mutex<Option<Worker>>,
     slots: Arc<Semaphore>,
     done: Gather<JobId, ()>,
@@ -61,15 +65,24 @@ pub struct Grip {
 }
 
 impl Hand {
-    /// For at most `size` jobs at a time.
-    pub fn new(db: Db, size: usize) -> Self {
-        let of_done = db.clone();
-        Self(Arc::new(Inner {
+    /// For at most `size` jobs of a kind at a time.
+    pub fn new<J: Job>(db: Db, size: usize) -> Self {
+        let store = Store {
             db,
+            queue: J::QUEUE,
+        };
+        let of_done = store.clone();
+        Self(Arc::new(Inner {
+            store,
             worker: Mutex::default(),
             slots: Arc::new(Semaphore::new(size)),
             done: Gather::new(LARGEST, move |ids| {
-                Box::pin(acknowledge(of_done.clone(), ids))
+                let store = of_done.clone();
+                Box::pin(async move {
+                    let all: Vec<&str> = ids.iter().map(JobId::as_str).collect();
+                    store.remove(&all).await?;
+                    Ok(vec![(); ids.len()])
+                })
             }),
         }))
     }
@@ -130,7 +143,9 @@ impl Grip {
         running.spawn(async move {
             // All of it, so that the slot is taken until the end.
             let grip = self;
-            if work.await == Ended::Settled {
+            let store = &grip.hand.0.store;
+            let ended = unless_it_panics(store, &grip.worker.name, &id, work).await;
+            if ended == Ended::Settled {
                 let done = || grip.hand.0.done.get(id.clone());
                 until_done("acknowledging a job", done).await;
             }
@@ -151,30 +166,7 @@ impl Drop for Grip {
 /// Leaves a job of which nobody knows whether it was committed to the queue, once that is sure.
 async fn give_back(hand: Hand, worker: Worker, id: JobId) {
     tokio::time::sleep(UNTIL_KNOWN).await;
-    until_done("giving a job back", || async {
-        let mut tx = hand.0.db.begin().await?;
-        execute!(
-            &mut tx,
-            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
-             WHERE id = $1 AND lock_by = $2",
-            id.as_str(),
-            &*worker.name
-        )?;
-        tx.commit().await
-    })
-    .await;
-}
-
-/// Removes jobs that are done.
-async fn acknowledge(db: Db, ids: Vec<JobId>) -> sqlx::Result<Vec<()>> {
-    let mut on = db.read().await?;
-    if let Conn::Postgres(conn) = on.conn() {
-        let all: Vec<&str> = ids.iter().map(JobId::as_str).collect();
-        let removing = sqlx::query("DELETE FROM apalis.jobs WHERE id = ANY($1)")
-            .bind(all)
-            .execute(conn);
-        let removed = db::answered(removing).await;
-        db::settle(&mut on, removed)?;
-    }
-    Ok(vec![(); ids.len()])
+    let ids = [id.as_str()];
+    let store = &hand.0.store;
+    until_done("giving a job back", || store.give_back(&worker.name, &ids)).await;
 }

@@ -9,48 +9,30 @@
 
 mod begin;
 mod hand;
+mod lanes;
 mod pace;
 mod queue;
 mod rows;
+mod run;
+mod store;
 
 use std::{sync::Arc, time::Duration};
 
-use apalis::{layers::WorkerBuilderExt as _, prelude::*};
-use apalis_core::{
-    error::BoxDynError,
-    task::{builder::TaskBuilder, task_id::TaskId},
-};
-use apalis_sqlite::SqliteStorage;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
 pub use begin::Begin;
 pub use hand::{Grip, Hand};
-use pace::Pace;
-use queue::Queue;
+pub use lanes::{Lane, Lanes, Parking};
 pub use rows::Rows;
 pub(crate) use rows::insert_jobs;
+pub use run::{Run, until_done};
+use store::{free, on_each};
 
-use crate::db::{self, Conn, Db, Queryable, Timestamp, announced, execute};
+use crate::db::{self, Conn, Db, Queryable, Timestamp, execute};
 
-/// How often a worker says that it lives.
-const HEARTBEAT: Duration = Duration::from_secs(3);
-
-/// How long a job that did not begin stays.
-const UNTIL_UNACKNOWLEDGED: Duration = Duration::from_millis(200);
-
-/// How many names of workers that ended are handed back for.
-const REMEMBERED: usize = 8;
-
-/// How many missed heartbeats make a worker dead.
-const MISSED_HEARTBEATS: usize = 4;
-
-/// How long a stopping worker waits for the jobs that run.
-const DRAIN: Duration = Duration::from_secs(35);
-
-/// How long finished jobs stay on SQLite, and on PostgreSQL those that failed.
+/// How long jobs that were given up stay.
 const KEEP_FINISHED: Duration = Duration::from_mins(10);
 
 /// A kind of job.
@@ -61,9 +43,14 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + Unpin + 'static {
     /// A name that no second job of the queue may have, if there is one.
     fn unique_key(&self) -> Option<String>;
 
-    /// Of the jobs that are due, those with more come first.
+    /// Of the jobs that are due, those with more come first: 0 or [`FRESH`].
     fn priority(&self) -> i32 {
         0
+    }
+
+    /// Which jobs it shares a narrow place with, if any.
+    fn lane(&self) -> Option<Lane> {
+        None
     }
 }
 
@@ -123,34 +110,29 @@ async fn enqueue_sqlite<J: Job>(
     jobs: &[J],
     run_at: Timestamp,
 ) -> sqlx::Result<()> {
-    // What is due now is due whatever the clock is set to later.
-    let seconds = if run_at <= Timestamp::now() {
+    for job in jobs {
+        execute!(
+            on,
+            "INSERT INTO Jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority, metadata, \
+             idempotency_key) VALUES ($1, $2, $3, 'Pending', 0, 25, $4, $5, '{}', $6)",
+            Ulid::generate().to_string(),
+            J::QUEUE,
+            serde_json::to_vec(job).map_err(unwritable)?,
+            seconds(run_at),
+            job.priority(),
+            job.unique_key()
+        )?;
+    }
+    Ok(())
+}
+
+/// When a job may run, as SQLite keeps it. What is due now is due whatever the clock is set to later.
+fn seconds(run_at: Timestamp) -> i64 {
+    if run_at <= Timestamp::now() {
         0
     } else {
-        u64::try_from(run_at.seconds_ceil()).unwrap_or(0)
-    };
-    let tasks = jobs
-        .iter()
-        .map(|job| {
-            let mut task = TaskBuilder::new(serde_json::to_vec(job)?)
-                .run_at_timestamp(seconds)
-                .priority(usize::try_from(job.priority()).unwrap_or(0));
-            if let Some(key) = job.unique_key() {
-                task = task.idempotency_key(key);
-            }
-            Ok(task.build())
-        })
-        .collect::<Result<Vec<_>, serde_json::Error>>()
-        .map_err(unwritable)?;
-    if let Conn::Sqlite(conn) = on.conn() {
-        let pushed = apalis_sqlite::queries::push_tasks(conn, J::QUEUE, &tasks).await;
-        pushed.map_err(|error| match error {
-            apalis_sqlite::Error::Database(error) => error,
-            other => sqlx::Error::Encode(Box::new(other)),
-        })?;
+        run_at.seconds_ceil()
     }
-    on.settled();
-    Ok(())
 }
 
 fn unwritable(error: serde_json::Error) -> sqlx::Error {
@@ -175,8 +157,8 @@ pub struct Taken<J> {
     pub job: J,
     /// Its id.
     pub id: JobId,
-    /// The worker that has it, where others could take it over.
-    pub worker: Option<Arc<str>>,
+    /// The worker that has it.
+    pub worker: Arc<str>,
     /// Whether it is marked as begun.
     pub is_marked: bool,
 }
@@ -195,248 +177,47 @@ pub enum Ended {
 /// What runs a job; it returns once the outcome is settled.
 pub type Handler<J> = Arc<dyn Fn(Taken<J>) -> BoxFuture<'static, Ended> + Send + Sync>;
 
-/// The name of the worker, where others could take its jobs over.
-#[derive(Clone)]
-struct Name(Option<Arc<str>>);
-
-async fn handle<J: Job>(
-    job: J,
-    id: TaskId,
-    handler: Data<Handler<J>>,
-    name: Data<Name>,
-) -> Result<Ended, BoxDynError> {
-    let taken = Taken {
-        job,
-        id: JobId(id.to_string()),
-        worker: (*name).0.clone(),
-        is_marked: false,
-    };
-    let ended = handler(taken).await;
-    if ended == Ended::NotBegun {
-        // Its worker is gone before it could note an end.
-        tokio::time::sleep(UNTIL_UNACKNOWLEDGED).await;
-    }
-    Ok(ended)
-}
-
-/// Removes a job whose outcome the caller's transaction settles; false where the queue does that itself.
-pub async fn remove(on: &mut impl Queryable, id: &JobId) -> sqlx::Result<bool> {
-    if !on.is_postgres() {
-        return Ok(false);
-    }
-    execute!(on, "DELETE FROM apalis.jobs WHERE id = $1", id.as_str())?;
-    Ok(true)
+/// Removes a job whose outcome the caller's transaction settles.
+pub async fn remove(on: &mut impl Queryable, id: &JobId) -> sqlx::Result<()> {
+    let text = on_each!(on, "DELETE FROM ", jobs, " WHERE id = $1");
+    execute!(on, text, id.as_str()).map(drop)
 }
 
 /// Lets a job run later, as the same job: what it counts as lost for stays with it. False where it is
-/// another worker's by now. On PostgreSQL alone.
+/// another worker's by now.
 pub async fn put_off<J>(
     on: &mut impl Queryable,
     taken: &Taken<J>,
     run_at: Timestamp,
 ) -> sqlx::Result<bool> {
-    let delay = run_at.since(Timestamp::now());
-    let put_off = execute!(
-        on,
-        "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, priority = 0, \
-         run_at = clock_timestamp() + $3 * interval '1 microsecond' WHERE id = $1 AND lock_by = $2",
-        taken.id.as_str(),
-        taken.worker.as_deref(),
-        i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)
-    )?;
-    Ok(put_off > 0)
-}
-
-/// Enqueues a job in place of one that ends now, on SQLite: what that one counted as lost for goes over.
-pub async fn replace<J: Job>(
-    on: &mut impl Queryable,
-    old: &JobId,
-    job: &J,
-    run_at: Timestamp,
-) -> sqlx::Result<()> {
-    enqueue(on, std::slice::from_ref(job), run_at).await?;
-    execute!(
-        on,
-        "UPDATE Jobs SET attempts = (SELECT attempts FROM Jobs WHERE id = $1) \
-         WHERE rowid = last_insert_rowid()",
-        old.as_str()
-    )
-    .map(drop)
-}
-
-/// Runs the jobs of one queue, at most `concurrency` at a time, until `stop`.
-///
-/// After `stop` no further job starts; it returns when those that run have ended, or after [`DRAIN`],
-/// and hands back those that were fetched and did not start. Jobs may be handed to it through `hand`.
-pub async fn run<J: Job>(
-    db: Db,
-    concurrency: usize,
-    handler: Handler<J>,
-    hand: Option<Hand>,
-    stop: CancellationToken,
-) {
-    let running = TaskTracker::new();
-    // Those that ended may hold jobs still: the database was away when they did.
-    let mut names = Vec::new();
-    let mut pause = Duration::from_millis(100);
-    loop {
-        let name = format!("{}-{}", J::QUEUE, Ulid::generate());
-        names.push(name.clone());
-        let started = tokio::time::Instant::now();
-        // Stopped by dropping it: a worker that is told to stop waits for its jobs without looking
-        // after its own query, which may hold the very connection that the jobs wait for.
-        let ended = tokio::select! {
-            biased;
-            () = stop.cancelled() => None,
-            ended = worker(&db, &name, concurrency, handler.clone(), hand.clone(), running.clone()) => Some(ended),
-            () = beat(&db, &name) => None,
-        };
-        if let Some(hand) = &hand {
-            hand.close();
-        }
-        let Some(ended) = ended else {
-            return drain(&db, &running, &names).await;
-        };
-        if let Err(error) = ended {
-            if started.elapsed() > Duration::from_secs(10) {
-                pause = Duration::from_millis(100);
-            }
-            tracing::warn!(queue = J::QUEUE, %error, ?pause, "a worker ended; the next one starts");
-        }
-        tokio::select! {
-            () = stop.cancelled() => return drain(&db, &running, &names).await,
-            () = tokio::time::sleep(pause) => {}
-        }
-        // Those of the oldest are taken over by now: their heartbeats are long missed.
-        let keep = names.len().saturating_sub(REMEMBERED);
-        names.drain(..keep);
-        pause = (pause * 2).min(Duration::from_secs(5));
-    }
-}
-
-/// Says that a worker lives, for as long as it is polled.
-///
-/// The worker says so itself, but not while all its slots are taken: then another node would take over
-/// what it is doing.
-async fn beat(db: &Db, name: &str) {
-    loop {
-        tokio::time::sleep(HEARTBEAT).await;
-        let beating = async {
-            let mut tx = db.begin().await?;
-            let text = if tx.is_postgres() {
-                "UPDATE apalis.workers SET last_seen = now() WHERE id = $1"
-            } else {
-                "UPDATE Workers SET last_seen = strftime('%s', 'now') WHERE id = $1"
-            };
-            execute!(&mut tx, text, name)?;
-            tx.commit().await
-        };
-        if let Err(error) = db::within(db::PATIENCE, beating).await.flatten() {
-            tracing::warn!(%error, "a worker could not say that it lives");
-        }
-    }
-}
-
-/// One life of a worker.
-async fn worker<J: Job>(
-    db: &Db,
-    name: &str,
-    concurrency: usize,
-    handler: Handler<J>,
-    hand: Option<Hand>,
-    running: TaskTracker,
-) -> Result<(), WorkerError> {
-    let others = matches!(db, Db::Postgres(_));
-    macro_rules! configured {
-        ($config:expr) => {
-            $config
-                .queue(J::QUEUE)
-                .batch_size(concurrency.min(200))
-                .heartbeat_interval(HEARTBEAT)
-                .missed_heartbeats(MISSED_HEARTBEATS)
-                .lock_tasks(false)
-        };
-    }
-    macro_rules! run_on {
-        ($queue:expr) => {{
-            let backend = $queue.poll_with_strategy(Pace::new(announced().clone()));
-            WorkerBuilder::new(name)
-                .backend(backend)
-                .concurrency(concurrency)
-                .data(handler)
-                .data(Name(others.then(|| name.into())))
-                .parallelize(move |job| running.spawn(job))
-                .build(handle::<J>)
-                .run()
-                .await
-        }};
-    }
-    match db {
-        Db::Postgres(_) => {
-            let config = configured!(apalis_postgres::Config::default());
-            let hand = hand.map(|hand| (hand, running.clone()));
-            run_on!(Queue::<J>::new(db.clone(), config, hand))
-        }
-        Db::Sqlite { writer, .. } => {
-            let config = configured!(apalis_sqlite::Config::default());
-            run_on!(SqliteStorage::<J>::new(writer).with_config(config))
-        }
-    }
-}
-
-/// Waits for the jobs that run, and gives back to the queue what the workers of these names hold.
-///
-/// Among these are jobs that ended and were not acknowledged any more; run again, they find that all
-/// is settled.
-async fn drain(db: &Db, running: &TaskTracker, names: &[String]) {
-    running.close();
-    let have_ended = tokio::time::timeout(DRAIN, running.wait()).await.is_ok();
-    if !have_ended {
-        tracing::warn!("some jobs did not end in time; they run again elsewhere");
-    }
-    for name in names {
-        let handed_back = db::within(db::PATIENCE, hand_back(db, name, have_ended))
-            .await
-            .flatten();
-        if let Err(error) = handed_back {
-            tracing::warn!(%error, "jobs could not be handed back; they run again when this worker counts as dead");
-            return;
-        }
-    }
-}
-
-/// Those that were begun and have not ended count as lost; on SQLite, where nobody marks them, all of them.
-async fn hand_back(db: &Db, name: &str, have_ended: bool) -> sqlx::Result<()> {
-    let mut tx = db.begin().await?;
-    let text = if tx.is_postgres() {
-        "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
-         attempts = attempts + CASE WHEN status = 'Running' AND NOT $2 THEN 1 ELSE 0 END \
-         WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
+    let put_off = if on.is_postgres() {
+        let delay = run_at.since(Timestamp::now());
+        execute!(
+            on,
+            concat!(
+                "UPDATE apalis.jobs SET ",
+                free!(),
+                ", priority = 0, run_at = clock_timestamp() + $3 * interval '1 microsecond' \
+                 WHERE id = $1 AND lock_by = $2"
+            ),
+            taken.id.as_str(),
+            &*taken.worker,
+            i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)
+        )?
     } else {
-        "UPDATE Jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
-         attempts = attempts + CASE WHEN NOT $2 THEN 1 ELSE 0 END \
-         WHERE lock_by = $1 AND status IN ('Queued', 'Running')"
+        execute!(
+            on,
+            concat!(
+                "UPDATE Jobs SET ",
+                free!(),
+                ", priority = 0, run_at = $3 WHERE id = $1 AND lock_by = $2"
+            ),
+            taken.id.as_str(),
+            &*taken.worker,
+            seconds(run_at)
+        )?
     };
-    execute!(&mut tx, text, name, have_ended)?;
-    tx.commit().await
-}
-
-/// Tries a job's work again until it is done: while the database is away, nothing can be settled.
-pub async fn until_done<T, F: Future<Output = sqlx::Result<T>>>(
-    what: &str,
-    work: impl Fn() -> F,
-) -> T {
-    let mut pause = Duration::from_millis(100);
-    loop {
-        match work().await {
-            Ok(done) => return done,
-            Err(error) => {
-                tracing::warn!(what, %error, ?pause, "a job's work failed; trying again");
-            }
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
-    }
+    Ok(put_off > 0)
 }
 
 /// Removes a batch of finished jobs, and workers long gone; the number of jobs removed.

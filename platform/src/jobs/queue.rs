@@ -1,16 +1,14 @@
-//! apalis's queue in PostgreSQL, on this project's own connections.
+//! The queue as apalis's worker wants it, on this project's own connections.
 //!
-//! apalis's storage asks its pool and waits, however long. Over a wire that died without a word its worker
+//! apalis's storages ask their pool and wait, however long. Over a wire that died without a word such a worker
 //! waits for ever: one state machine fetches, acknowledges and gives signs of life, one after the other,
 //! and whatever hangs stops all of it. Here each step has an end, after less time than makes a worker dead
 //! in the eyes of the others; then the step fails, the worker ends and [`run`](super::run) starts the
-//! next. The statements are apalis's own but for some: the first sign of life, whose time apalis takes in a
-//! type of its own that nobody else can name; the fetch, which apalis keeps in a function that PostgreSQL
-//! plans anew at every call; jobs that are done, which are deleted; and those of dead workers, of which
-//! it is told whether they had begun.
+//! next. What the steps do to the tables is in [`store`](super::store).
 
 use std::{
     marker::PhantomData,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -22,40 +20,69 @@ use apalis_core::backend::{
     persistence::{Persisted, Persistence, TaskEvent, TaskPersistLayer},
 };
 use apalis_core::task::{builder::TaskBuilder, status::Status, task_id::TaskId};
-use apalis_postgres::{Config, Error, PgTask, queries};
+use apalis_postgres::{Config, Error, PgTask};
 use apalis_sqlite::JsonCodec;
 use serde::Deserialize as _;
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use ulid::Ulid;
 
-use super::{Ended, Hand};
-use crate::db::{self, Conn, Db, Queryable as _, Tx, execute};
+use super::{
+    Ended, Hand, Job,
+    lanes::Lanes,
+    store::{Raw, Store},
+};
+use crate::db::{self, Db};
 
 /// How long a step may take.
 const STEP: Duration = Duration::from_secs(10);
 
+/// Crowded lanes that are looked for at a time.
+const LANES: usize = 200;
+
 /// The queue of one kind of job.
-pub(super) struct Queue<J> {
-    steps: Persisted<Steps>,
+pub(super) struct Queue<J: Job> {
+    steps: Persisted<Steps<J>>,
     codec: JsonCodec,
-    job: PhantomData<J>,
 }
 
-impl<J> Queue<J> {
-    /// The queue that the configuration names, in this store, which is PostgreSQL.
-    ///
-    /// Once its worker is registered, it opens the hand with the worker's running jobs.
-    pub(super) fn new(db: Db, config: Config, hand: Option<(Hand, TaskTracker)>) -> Self {
+/// What a worker brings along.
+#[derive(Clone)]
+pub(super) struct Brought {
+    /// Its running jobs.
+    pub(super) running: TaskTracker,
+    /// The hand that is opened once it is registered.
+    pub(super) hand: Option<Hand>,
+    /// What is known of the queue's lanes.
+    pub(super) lanes: Option<Arc<dyn Lanes>>,
+    /// How long it lives before it judges others: those that lost the database with it need time to say
+    /// that they live.
+    pub(super) grace: Duration,
+}
+
+impl<J: Job> Queue<J> {
+    /// The queue that the configuration names, in this store.
+    pub(super) fn new(db: Db, config: Config, brought: Brought) -> Self {
+        let store = Store {
+            db,
+            queue: J::QUEUE,
+        };
         Self {
-            steps: Persisted::new(Steps { db, config, hand }),
+            steps: Persisted::new(Steps {
+                store,
+                config,
+                judges_from: Instant::now() + brought.grace,
+                brought,
+                last_lane: Arc::default(),
+                job: PhantomData,
+            }),
             codec: JsonCodec::default(),
-            job: PhantomData,
         }
     }
 }
 
-impl<J> Backend for Queue<J> {
+impl<J: Job> Backend for Queue<J> {
     type Task = PgTask;
     type Error = Error;
 
@@ -85,7 +112,7 @@ impl<J> Backend for Queue<J> {
     }
 }
 
-impl<J> BackendConfig for Queue<J> {
+impl<J: Job> BackendConfig for Queue<J> {
     type Args = J;
     type Id = Ulid;
     type Kind = Durable;
@@ -106,7 +133,7 @@ impl<J> BackendConfig for Queue<J> {
     }
 }
 
-impl<J> WireFormatBackend for Queue<J> {
+impl<J: Job> WireFormatBackend for Queue<J> {
     type Codec = JsonCodec;
     type Compact = Vec<u8>;
 
@@ -115,133 +142,150 @@ impl<J> WireFormatBackend for Queue<J> {
     }
 }
 
-/// What a worker does to the queue, a transaction for each: one statement is one by itself.
-#[derive(Clone)]
-struct Steps {
-    db: Db,
+/// What a worker does to the queue.
+struct Steps<J> {
+    store: Store,
     config: Config,
-    hand: Option<(Hand, TaskTracker)>,
+    brought: Brought,
+    judges_from: Instant,
+    /// Where the look for crowded lanes has come to.
+    last_lane: Arc<Mutex<String>>,
+    job: PhantomData<fn(J)>,
 }
 
-/// Runs one of apalis's statements.
-macro_rules! on {
-    ($tx:expr, |$conn:ident| $statement:expr) => {{
-        let done = match $tx.conn() {
-            Conn::Postgres($conn) => $statement.await.map_err(Error::from),
-            Conn::Sqlite(_) => Err(wrong_database()),
-        };
-        $tx.settled();
-        done
-    }};
-}
-
-fn wrong_database() -> Error {
-    Error::Database(sqlx::Error::Configuration("a queue of PostgreSQL".into()))
+impl<J> Clone for Steps<J> {
+    fn clone(&self) -> Self {
+        Self {
+            store: self.store.clone(),
+            config: self.config.clone(),
+            brought: self.brought.clone(),
+            judges_from: self.judges_from,
+            last_lane: self.last_lane.clone(),
+            job: PhantomData,
+        }
+    }
 }
 
 /// A job as apalis's worker wants it.
-fn task((id, job): (String, Vec<u8>)) -> Result<PgTask, Error> {
+fn task((id, job): Raw) -> Result<PgTask, Error> {
     let id = Ulid::from_string(&id).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
     Ok(TaskBuilder::new(job).task_id(TaskId::from_ulid(id)).build())
 }
 
-/// Whether the end of a job is still to be noted in the queue.
-fn is_to_note(result: &Result<Value, String>) -> bool {
-    let ended = result
-        .as_ref()
-        .ok()
-        .and_then(|value| Ended::deserialize(value).ok());
-    !matches!(ended, Some(Ended::Removed | Ended::NotBegun))
-}
-
 /// Does a step, or gives up.
-async fn step<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+async fn step<T>(work: impl Future<Output = sqlx::Result<T>>) -> Result<T, Error> {
     let done = tokio::time::timeout(STEP, work).await;
-    done.map_err(|_| Error::Database(db::silence()))?
+    done.unwrap_or_else(|_| Err(db::silence()))
+        .map_err(Error::from)
 }
 
-impl Steps {
-    /// Puts the jobs of dead workers back. Those that were begun count as lost once more.
-    async fn recover(&self, tx: &mut Tx) -> Result<u64, Error> {
-        let dead_for = i64::try_from(self.config.orphaned_duration().as_secs()).unwrap_or(i64::MAX);
-        let put_back = execute!(
-            tx,
-            "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL, \
-             attempts = attempts + CASE stale.status WHEN 'Running' THEN 1 ELSE 0 END \
-             FROM (SELECT j.id, j.status FROM apalis.jobs j JOIN apalis.workers w ON w.id = j.lock_by \
-             WHERE j.status IN ('Queued', 'Running') AND w.worker_type = $1 \
-             AND w.last_seen <= now() - $2 * interval '1 second' FOR UPDATE OF j SKIP LOCKED) AS stale \
-             WHERE apalis.jobs.id = stale.id",
-            self.config.queue.as_ref(),
-            dead_for
-        )?;
-        if put_back > 0 {
-            tracing::info!(put_back, queue = %self.config.queue.as_ref(), "jobs of dead workers run again");
+impl<J: Job> Steps<J> {
+    async fn recover(&self) -> sqlx::Result<()> {
+        if Instant::now() >= self.judges_from {
+            self.store.recover(self.config.orphaned_duration()).await?;
         }
-        Ok(put_back)
+        Ok(())
+    }
+
+    /// Looks which lanes have parked jobs, some at a time and all in turn.
+    async fn look_for_lanes(&self, lanes: &dyn Lanes) -> sqlx::Result<()> {
+        let last = |is: Option<String>| {
+            let mut last = self
+                .last_lane
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if let Some(is) = is {
+                *last = is;
+            }
+            last.clone()
+        };
+        let found = self.store.lanes_after(&last(None), LANES).await?;
+        last(Some(match found.last() {
+            Some(reached) if found.len() == LANES => reached.clone(),
+            _ => String::new(),
+        }));
+        lanes.found(found);
+        Ok(())
+    }
+
+    async fn fetch(&self, worker: &str) -> sqlx::Result<Vec<Raw>> {
+        let most = self.config.batch_size;
+        let lanes = self.brought.lanes.as_deref();
+        let mut fetched = match lanes {
+            Some(lanes) => self.fetch_parked(worker, lanes, most).await?,
+            None => Vec::new(),
+        };
+        let crowded = lanes.filter(|lanes| lanes.is_any_crowded());
+        let is_sqlite = matches!(self.store.db, Db::Sqlite { .. });
+        let due = match crowded {
+            None if !is_sqlite => self.store.fetch(worker, most).await?,
+            _ if is_sqlite && !self.store.is_any_due().await? => Vec::new(),
+            _ => {
+                let parks = |job: &[u8]| {
+                    let lane = serde_json::from_slice::<J>(job).ok()?.lane()?;
+                    crowded?.is_crowded(&lane).then_some(lane)
+                };
+                self.store.fetch_sorted(worker, most, parks).await?
+            }
+        };
+        fetched.extend(due);
+        Ok(fetched)
+    }
+
+    /// Parked jobs for which there are places now.
+    async fn fetch_parked(
+        &self,
+        worker: &str,
+        lanes: &dyn Lanes,
+        most: usize,
+    ) -> sqlx::Result<Vec<Raw>> {
+        let openings = lanes.openings(most);
+        if openings.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = self.store.fetch_parked(worker, &openings).await?;
+        for (lane, places) in &openings {
+            let came = found.iter().filter(|(of, _)| of == lane).count();
+            if came < *places {
+                lanes.emptied(lane);
+            }
+        }
+        Ok(found.into_iter().map(|(_, job)| job).collect())
     }
 }
 
-impl Persistence for Steps {
+impl<J: Job> Persistence for Steps<J> {
     type Compact = Vec<u8>;
     type Response = Value;
     type Error = Error;
 
     async fn register(&mut self, worker: &WorkerContext) -> Result<(), Error> {
         step(async {
-            let mut tx = self.db.begin().await?;
-            self.recover(&mut tx).await?;
-            execute!(
-                &mut tx,
-                "INSERT INTO apalis.workers (id, worker_type, storage_name, layers, last_seen) \
-                 VALUES ($1, $2, $3, $4, now())",
-                worker.name(),
-                self.config.queue.as_ref(),
-                "botix",
-                worker.get_service()
-            )?;
-            tx.commit().await?;
-            if let Some((hand, running)) = &self.hand {
-                hand.open(worker.name(), running);
+            self.recover().await?;
+            self.store.register(worker.name()).await?;
+            if let Some(hand) = &self.brought.hand {
+                hand.open(worker.name(), &self.brought.running);
             }
             Ok(())
         })
         .await
     }
 
-    async fn heartbeat(&mut self, worker: &WorkerContext) -> Result<(), Error> {
+    /// Signs of life are given by [`run`](super::run), also while all slots are taken.
+    async fn heartbeat(&mut self, _: &WorkerContext) -> Result<(), Error> {
         step(async {
-            let mut tx = self.db.begin().await?;
-            let queue = self.config.queue.as_ref();
-            on!(tx, |conn| queries::keep_alive(conn, queue, worker))?;
-            self.recover(&mut tx).await?;
-            Ok(tx.commit().await?)
+            self.recover().await?;
+            match self.brought.lanes.as_deref() {
+                Some(lanes) => self.look_for_lanes(lanes).await,
+                None => Ok(()),
+            }
         })
         .await
     }
 
     async fn fetch_next(&mut self, worker: &WorkerContext) -> Result<Vec<PgTask>, Error> {
-        step(async {
-            let mut on = self.db.read().await?;
-            let queue = self.config.queue.as_ref();
-            let most = i64::try_from(self.config.batch_size).unwrap_or(i64::MAX);
-            let fetched: Vec<(String, Vec<u8>)> = on!(on, |conn| {
-                sqlx::query_as(
-                    "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $1, lock_at = now() \
-                     FROM (SELECT id FROM apalis.jobs WHERE (status = 'Pending' \
-                     OR (status = 'Failed' AND attempts < max_attempts)) \
-                     AND job_type = $2 AND run_at < now() ORDER BY priority DESC, run_at LIMIT $3 \
-                     FOR UPDATE SKIP LOCKED) AS due \
-                     WHERE j.id = due.id RETURNING j.id, j.job",
-                )
-                .bind(worker.name())
-                .bind(queue)
-                .bind(most)
-                .fetch_all(conn)
-            })?;
-            fetched.into_iter().map(task).collect()
-        })
-        .await
+        let fetched = step(self.fetch(worker.name())).await?;
+        fetched.into_iter().map(task).collect()
     }
 
     async fn reenqueue_abandoned(
@@ -249,27 +293,14 @@ impl Persistence for Steps {
         tasks: Vec<PgTask>,
         worker: &WorkerContext,
     ) -> Result<u64, Error> {
-        step(async {
-            let ids: Vec<_> = tasks
-                .iter()
-                .filter_map(|task| task.task_id().map(ToString::to_string))
-                .collect();
-            let mut tx = self.db.begin().await?;
-            // They did not begin: nobody needs to wonder what came of them.
-            let name = worker.name();
-            let given_back = on!(tx, |conn| {
-                sqlx::query(
-                    "UPDATE apalis.jobs SET status = 'Pending', lock_by = NULL, lock_at = NULL \
-                     WHERE id = ANY($1) AND lock_by = $2",
-                )
-                .bind(&ids)
-                .bind(name)
-                .execute(conn)
-            })?;
-            tx.commit().await?;
-            Ok(given_back.rows_affected())
-        })
-        .await
+        let ids: Vec<String> = tasks
+            .iter()
+            .filter_map(|task| task.task_id().map(ToString::to_string))
+            .collect();
+        let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
+        // They did not begin: nobody needs to wonder what came of them.
+        step(self.store.give_back(worker.name(), &ids)).await?;
+        Ok(ids.len() as u64)
     }
 
     async fn handle_events(
@@ -277,48 +308,39 @@ impl Persistence for Steps {
         events: Vec<TaskEvent<Value>>,
         worker: &WorkerContext,
     ) -> Result<(), Error> {
-        step(async {
-            let results = events.iter().filter_map(|event| match event {
-                TaskEvent::Complete(result) => Some(result),
-                _ => None,
-            });
-            // Those that are gone, and those that stay, need nothing.
-            let results = results.filter(|result| is_to_note(result.result()));
-            let (done, failed): (Vec<_>, Vec<_>) =
-                results.partition(|result| *result.status() == Status::Done);
-            let name = worker.name();
-            if !done.is_empty() {
-                // Nobody asks for them any more. apalis would keep them, and find those to note among
-                // all that its worker ever did.
-                let ids: Vec<_> = done
-                    .iter()
-                    .map(|result| result.task_id().to_string())
-                    .collect();
-                let mut on = self.db.read().await?;
-                let removed = on!(on, |conn| {
-                    sqlx::query("DELETE FROM apalis.jobs WHERE id = ANY($1) AND lock_by = $2")
-                        .bind(&ids)
-                        .bind(name)
-                        .execute(conn)
-                });
-                removed?;
+        let (mut done, mut unread) = (Vec::new(), Vec::new());
+        for event in &events {
+            let TaskEvent::Complete(result) = event else {
+                continue;
+            };
+            let id = result.task_id().to_string();
+            if *result.status() != Status::Done {
+                tracing::error!(id, result = ?result.result(), "a job failed; it runs again");
+                unread.push(id);
+                continue;
             }
-            if !failed.is_empty() {
-                let mut on = self.db.read().await?;
-                on!(on, |conn| queries::handle_results(conn, &failed, name))?;
+            let ended = result.result().as_ref().ok();
+            match ended.and_then(|value| Ended::deserialize(value).ok()) {
+                // Those that are gone, and those that stay, need nothing.
+                Some(Ended::Removed | Ended::NotBegun) => {}
+                _ => done.push(id),
+            }
+        }
+        step(async {
+            if !done.is_empty() {
+                let ids: Vec<&str> = done.iter().map(|id| &**id).collect();
+                self.store.remove(&ids).await?;
+            }
+            for id in &unread {
+                self.store.rest(worker.name(), id).await?;
             }
             Ok(())
         })
         .await
     }
 
-    async fn push_tasks(&mut self, tasks: Vec<PgTask>) -> Result<(), Error> {
-        step(async {
-            let mut tx = self.db.begin().await?;
-            let queue = self.config.queue.as_ref();
-            on!(tx, |conn| queries::push_tasks(conn, queue, tasks))?;
-            Ok(tx.commit().await?)
-        })
-        .await
+    /// Jobs are written by whoever has them done, in his own transaction.
+    async fn push_tasks(&mut self, _: Vec<PgTask>) -> Result<(), Error> {
+        Ok(())
     }
 }

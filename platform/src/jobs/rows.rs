@@ -13,13 +13,14 @@ macro_rules! insert_jobs {
     ($queue:literal, $priority:literal, $due:literal, $source:literal) => {
         concat!(
             "INSERT INTO apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority, \
-             metadata, idempotency_key, lock_by, lock_at) SELECT j.id, ",
+             metadata, idempotency_key, lock_by, lock_at, begun_at) SELECT j.id, ",
             $queue,
             ", j.job, CASE WHEN j.lock_by IS NULL THEN 'Pending' ELSE 'Running' END, 0, 25, ",
             $due,
             ", ",
             $priority,
-            ", '', j.key, j.lock_by, CASE WHEN j.lock_by IS NOT NULL THEN now() END FROM ",
+            ", '', j.key, j.lock_by, CASE WHEN j.lock_by IS NOT NULL THEN now() END, \
+             CASE WHEN j.lock_by IS NOT NULL THEN now() END FROM ",
             $source
         )
     };

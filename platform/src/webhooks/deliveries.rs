@@ -18,6 +18,7 @@ use super::{
     endpoints::EndpointId,
     events::{Event, EventId},
     repeats::Repeat,
+    rooms,
 };
 use crate::{
     contract::{
@@ -29,7 +30,7 @@ use crate::{
         spec::Tag,
     },
     db::{self, Conn, Db, Id, Kind, Queryable, Timestamp, execute, fetch_optional},
-    jobs::{self, Ended, Job, Taken},
+    jobs::{self, Ended, Job, Lane, Taken},
 };
 
 /// A delivery; names the kind of its id.
@@ -227,6 +228,10 @@ impl Job for DeliverWebhook {
         }
     }
 
+    fn lane(&self) -> Option<Lane> {
+        Some(rooms::lane(self.endpoint_id))
+    }
+
     fn unique_key(&self) -> Option<String> {
         // A repeat that is put off has the same job again.
         if self.repeat.is_some() {
@@ -389,44 +394,22 @@ pub(super) async fn put_off_within(
     taken: &Taken<DeliverWebhook>,
     at: Timestamp,
 ) -> sqlx::Result<Ended> {
+    if !jobs::put_off(on, taken, at).await? {
+        return Ok(Ended::NotBegun);
+    }
     let job = &taken.job;
-    let is_repeat = job.repeat.is_some();
-    if on.is_postgres() {
-        if !jobs::put_off(on, taken, at).await? {
-            return Ok(Ended::NotBegun);
-        }
-        if !is_repeat {
-            execute!(
-                on,
-                "UPDATE webhook_deliveries SET next_attempt_at = $4 WHERE id = $1 \
-                 AND ladder_number = $2 AND job_copy = $3 AND state IN ('pending', 'retrying')",
-                job.delivery_id,
-                job.number,
-                job.copy,
-                at
-            )?;
-        }
-        return Ok(Ended::Removed);
+    if job.repeat.is_none() {
+        execute!(
+            on,
+            "UPDATE webhook_deliveries SET next_attempt_at = $4 WHERE id = $1 \
+             AND ladder_number = $2 AND job_copy = $3 AND state IN ('pending', 'retrying')",
+            job.delivery_id,
+            job.number,
+            job.copy,
+            at
+        )?;
     }
-    if is_repeat {
-        jobs::replace(on, &taken.id, job, at).await?;
-        return Ok(Ended::Settled);
-    }
-    let planned = fetch_optional!(
-        on,
-        Planned,
-        "UPDATE webhook_deliveries SET next_attempt_at = $4, job_copy = job_copy + 1 \
-         WHERE id = $1 AND ladder_number = $2 AND job_copy = $3 AND state IN ('pending', 'retrying') \
-         RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
-        job.delivery_id,
-        job.number,
-        job.copy,
-        at
-    )?;
-    if let Some(planned) = planned {
-        jobs::replace(on, &taken.id, &DeliverWebhook::from(planned), at).await?;
-    }
-    Ok(Ended::Settled)
+    Ok(Ended::Removed)
 }
 
 /// The handlers of `/webhook-deliveries`.

@@ -223,7 +223,7 @@ async fn publish(
                 let taken = Taken {
                     job,
                     id,
-                    worker: Some(start.worker().clone()),
+                    worker: start.worker().clone(),
                     is_marked: true,
                 };
                 Ready { of, start, taken }
@@ -268,7 +268,7 @@ async fn write(
     publications: &[Publication],
     deliveries: Deliveries,
 ) -> sqlx::Result<Vec<(i64,)>> {
-    let mut on = db.read().await?;
+    let mut on = db.autocommit().await?;
     let Conn::Postgres(conn) = on.conn() else {
         return Err(only_postgres());
     };

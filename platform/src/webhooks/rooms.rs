@@ -1,53 +1,67 @@
-//! Room for attempts, per endpoint and per project: what keeps a slow tenant from taking every slot.
+//! Room for attempts, per endpoint and per project: what keeps slow tenants from taking every slot.
 //!
-//! An endpoint has room for so many requests. Whoever finds it full waits, as long as the waiting
-//! room, which all endpoints share, and the project's part of the process's slots are not full;
-//! otherwise it is put off, to a time that grows with those put off before and with how long this
-//! endpoint's requests take: a fast one is kept busy, one that hangs is asked rarely.
+//! An endpoint has room for so many requests, a project for half of those that the queue makes, and all
+//! endpoints that are slow, or that have not answered yet, for half of all that this process makes. Who finds
+//! the room of a fast endpoint full waits, as long as the waiting room, which all share, is not full. All
+//! others are turned away, and their jobs are parked until there are places ([`Lanes`](crate::jobs::Lanes)).
+
+mod counts;
+mod crowded;
+mod running;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
-    hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{deliveries::DeliveryId, endpoints::EndpointId};
-use crate::{contract::auth::ProjectId, db::Timestamp};
+use super::endpoints::EndpointId;
+use crate::contract::auth::ProjectId;
+use counts::{Counted, Counts};
+use crowded::Crowded;
+pub(super) use crowded::lane;
+pub use running::Running;
 
-/// The least time that somebody is put off by.
-const PUT_OFF: Duration = Duration::from_secs(1);
+/// An endpoint whose requests take longer is a slow one.
+const SLOW: Duration = Duration::from_secs(1);
 
-/// The most time that somebody is put off by, so that no delivery waits long for an endpoint that
-/// has become fast again.
-const LONGEST: Duration = Duration::from_secs(30);
+/// Endpoints whose speed is remembered, beside those that have requests.
+const REMEMBERED: usize = 10_000;
 
 /// The rooms of one process.
 #[derive(Clone, Debug)]
-pub struct Rooms {
+pub struct Rooms(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     size: usize,
     waiting_room: usize,
     project_part: usize,
-    endpoints: Arc<Mutex<HashMap<EndpointId, Weak<Room>>>>,
+    slow_part: usize,
+    /// How many may be at slow endpoints if the last is the first request of an unknown one: so that it becomes
+    /// known, however many hang.
+    probing_part: usize,
+    endpoints: Mutex<HashMap<EndpointId, Arc<Room>>>,
     waiting: Arc<Counts<()>>,
     projects: Arc<Counts<ProjectId>>,
+    slow: Arc<Counts<()>>,
+    crowded: Crowded,
 }
 
 /// The room of one endpoint.
 #[derive(Debug)]
 struct Room {
-    size: usize,
     slots: Arc<Semaphore>,
-    pace: Mutex<Pace>,
+    speed: Mutex<Speed>,
 }
 
-/// How fast an endpoint takes requests, and when the next one that was put off may come back.
-#[derive(Debug)]
-struct Pace {
-    usual: Duration,
-    next: Timestamp,
+/// How fast an endpoint takes requests.
+#[derive(Debug, Default)]
+struct Speed {
+    /// How long its requests took lately, once one has ended.
+    usual: Option<Duration>,
     /// When those that are there now came, by number; the oldest first.
     there: BTreeMap<u64, Instant>,
     came: u64,
@@ -60,44 +74,48 @@ pub struct Place {
     number: u64,
     _slot: OwnedSemaphorePermit,
     _of_project: Counted<ProjectId>,
+    _slow: Option<Counted<()>>,
 }
 
 impl Rooms {
-    /// Rooms for `size` requests each, of a process that makes `concurrency` attempts at a time.
-    pub fn new(size: usize, concurrency: usize) -> Self {
-        Self {
+    /// Rooms for `size` requests each, of a process whose queue makes `of_queue` attempts at a time and that
+    /// makes `in_all`.
+    pub fn new(size: usize, of_queue: usize, in_all: usize) -> Self {
+        Self(Arc::new(Inner {
             size,
-            waiting_room: concurrency / 4,
-            project_part: concurrency.div_ceil(2),
-            endpoints: Arc::default(),
+            waiting_room: of_queue / 4,
+            project_part: of_queue.div_ceil(2),
+            slow_part: in_all.div_ceil(2),
+            probing_part: (in_all * 3).div_ceil(4),
+            endpoints: Mutex::default(),
             waiting: Arc::default(),
             projects: Arc::default(),
-        }
+            slow: Arc::default(),
+            crowded: Crowded::default(),
+        }))
     }
 
-    /// A place, perhaps after waiting; `Err` with the time to come back when there is too little room.
-    pub(super) async fn enter(
-        &self,
-        project: ProjectId,
-        endpoint: EndpointId,
-    ) -> Result<Place, Timestamp> {
+    /// A place, perhaps after waiting, if there is room.
+    pub(super) async fn enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
-        let of_project = Counts::add(&self.projects, project, self.project_part)
-            .ok_or_else(|| room.come_back())?;
+        let of_project = Counts::add(&self.0.projects, project, self.0.project_part)?;
+        let slow = self.among_slow(&room)?;
         let slot = if let Ok(slot) = room.slots.clone().try_acquire_owned() {
             slot
         } else {
-            let _waiting = Counts::add(&self.waiting, (), self.waiting_room)
-                .ok_or_else(|| room.come_back())?;
+            if slow.is_some() {
+                return None;
+            }
+            let _waiting = Counts::add(&self.0.waiting, (), self.0.waiting_room)?;
             // The semaphore is never closed.
-            let slot = room.slots.clone().acquire_owned().await;
-            slot.map_err(|_| room.come_back())?
+            room.slots.clone().acquire_owned().await.ok()?
         };
-        Ok(Place {
+        Some(Place {
             number: room.arrive(),
             room,
             _slot: slot,
             _of_project: of_project,
+            _slow: slow,
         })
     }
 
@@ -105,134 +123,122 @@ impl Rooms {
     pub(super) fn try_enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
         let slot = room.slots.clone().try_acquire_owned().ok()?;
-        let of_project = Counts::add(&self.projects, project, self.project_part)?;
+        let of_project = Counts::add(&self.0.projects, project, self.0.project_part)?;
+        let slow = self.among_slow(&room)?;
         Some(Place {
             number: room.arrive(),
             room,
             _slot: slot,
             _of_project: of_project,
+            _slow: slow,
         })
     }
 
-    fn of(&self, endpoint: EndpointId) -> Arc<Room> {
-        let mut endpoints = locked(&self.endpoints);
-        if let Some(room) = endpoints.get(&endpoint).and_then(Weak::upgrade) {
-            return room;
+    /// Notes that a delivery to this endpoint is about to be parked; false when too many endpoints are crowded
+    /// for this one to be looked after.
+    pub(super) fn is_to_park(&self, project: ProjectId, endpoint: EndpointId) -> bool {
+        self.0.crowded.note(project, endpoint)
+    }
+
+    /// Counts one more among those at slow endpoints, if it is one: `None` when there are too many.
+    #[expect(clippy::option_option, reason = "refused, not counted, counted")]
+    fn among_slow(&self, room: &Room) -> Option<Option<Counted<()>>> {
+        if !room.is_slow() {
+            return Some(None);
         }
-        if endpoints.len() >= 1_024 {
-            endpoints.retain(|_, room| room.strong_count() > 0);
+        Counts::add(&self.0.slow, (), self.slow_part(room)).map(Some)
+    }
+
+    fn slow_part(&self, room: &Room) -> usize {
+        if room.is_unknown_and_empty() {
+            self.0.probing_part
+        } else {
+            self.0.slow_part
+        }
+    }
+
+    fn of(&self, endpoint: EndpointId) -> Arc<Room> {
+        let mut endpoints = locked(&self.0.endpoints);
+        if let Some(room) = endpoints.get(&endpoint) {
+            return room.clone();
+        }
+        if endpoints.len() >= REMEMBERED {
+            endpoints.retain(|_, room| Arc::strong_count(room) > 1);
         }
         let room = Arc::new(Room {
-            size: self.size,
-            slots: Arc::new(Semaphore::new(self.size)),
-            pace: Mutex::new(Pace {
-                usual: Duration::from_millis(50),
-                next: Timestamp::now(),
-                there: BTreeMap::new(),
-                came: 0,
-            }),
+            slots: Arc::new(Semaphore::new(self.0.size)),
+            speed: Mutex::default(),
         });
-        endpoints.insert(endpoint, Arc::downgrade(&room));
+        endpoints.insert(endpoint, room.clone());
         room
+    }
+
+    /// How many more requests an endpoint has room for, when `given` more are about to go to slow ones.
+    fn free(&self, endpoint: EndpointId, given: usize) -> usize {
+        let room = self.of(endpoint);
+        let free = room.slots.available_permits();
+        if !room.is_slow() {
+            return free;
+        }
+        let slow = self.0.slow.of(()) + given;
+        let left = self.slow_part(&room).saturating_sub(slow);
+        // Of an unknown one the first tells how fast it is.
+        if room.is_unknown_and_empty() {
+            left.min(1)
+        } else {
+            free.min(left)
+        }
+    }
+
+    /// How many more requests a project has room for.
+    fn free_of(&self, project: ProjectId) -> usize {
+        let there = self.0.projects.of(project);
+        self.0.project_part.saturating_sub(there)
+    }
+
+    fn is_slow(&self, endpoint: EndpointId) -> bool {
+        self.of(endpoint).is_slow()
     }
 }
 
 impl Place {
     /// Notes how long a request took.
     pub(super) fn took(&self, duration: Duration) {
-        let mut pace = locked(&self.room.pace);
-        pace.usual = (pace.usual * 7 + duration) / 8;
+        let mut speed = locked(&self.room.speed);
+        speed.usual = Some(match speed.usual {
+            Some(usual) => (usual * 7 + duration) / 8,
+            None => duration,
+        });
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        locked(&self.room.pace).there.remove(&self.number);
+        locked(&self.room.speed).there.remove(&self.number);
     }
 }
 
 impl Room {
     fn arrive(&self) -> u64 {
-        let mut pace = locked(&self.pace);
-        pace.came += 1;
-        let number = pace.came;
-        pace.there.insert(number, Instant::now());
+        let mut speed = locked(&self.speed);
+        speed.came += 1;
+        let number = speed.came;
+        speed.there.insert(number, Instant::now());
         number
     }
 
-    fn come_back(&self) -> Timestamp {
-        let mut pace = locked(&self.pace);
-        let now = Timestamp::now();
-        // One that began to hang shows it by those that are still there.
-        let oldest = pace.there.first_key_value();
+    /// Whether its requests take long, or have not shown yet that they do not. One that began to hang shows it by
+    /// those that are still there.
+    fn is_slow(&self) -> bool {
+        let speed = locked(&self.speed);
+        let oldest = speed.there.first_key_value();
         let age = oldest.map_or(Duration::ZERO, |(_, came)| came.elapsed());
-        // Twice as many come back as are expected to find room: the estimate may be too low.
-        let step =
-            pace.usual.max(age) / u32::try_from(self.size.saturating_mul(2)).unwrap_or(u32::MAX);
-        let at = pace.next.max(now + PUT_OFF);
-        pace.next = at + step;
-        at.min(now + LONGEST)
+        speed.usual.is_none_or(|usual| usual.max(age) > SLOW)
     }
-}
 
-/// How many there are of each.
-#[derive(Debug)]
-struct Counts<K: Eq + Hash>(Mutex<HashMap<K, usize>>);
-
-impl<K: Eq + Hash> Default for Counts<K> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-/// One of those counted, until dropped.
-#[derive(Debug)]
-struct Counted<K: Eq + Hash + Copy>(Arc<Counts<K>>, K);
-
-impl<K: Eq + Hash + Copy> Counts<K> {
-    fn add(counts: &Arc<Self>, key: K, most: usize) -> Option<Counted<K>> {
-        let mut all = locked(&counts.0);
-        let count = all.entry(key).or_insert(0);
-        if *count >= most {
-            return None;
-        }
-        *count += 1;
-        Some(Counted(counts.clone(), key))
-    }
-}
-
-impl<K: Eq + Hash + Copy> Drop for Counted<K> {
-    fn drop(&mut self) {
-        if let Entry::Occupied(mut entry) = locked(&self.0.0).entry(self.1) {
-            *entry.get_mut() -= 1;
-            if *entry.get() == 0 {
-                entry.remove();
-            }
-        }
-    }
-}
-
-/// The attempts that one process is making.
-#[derive(Clone, Debug, Default)]
-pub struct Running(Arc<Mutex<HashSet<(DeliveryId, i64)>>>);
-
-/// An attempt that is being made, until dropped.
-#[derive(Debug)]
-pub(super) struct RunningAttempt(Running, (DeliveryId, i64));
-
-impl Running {
-    /// Begins an attempt, unless somebody is at it.
-    pub(super) fn begin(&self, delivery: DeliveryId, number: i64) -> Option<RunningAttempt> {
-        let attempt = (delivery, number);
-        locked(&self.0)
-            .insert(attempt)
-            .then(|| RunningAttempt(self.clone(), attempt))
-    }
-}
-
-impl Drop for RunningAttempt {
-    fn drop(&mut self) {
-        locked(&self.0.0).remove(&self.1);
+    fn is_unknown_and_empty(&self) -> bool {
+        let speed = locked(&self.speed);
+        speed.usual.is_none() && speed.there.is_empty()
     }
 }
 
@@ -244,61 +250,123 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::time::Duration;
 
-    use super::{DeliveryId, EndpointId, ProjectId, Rooms, Running};
-    use crate::db::Timestamp;
+    use super::{EndpointId, Place, ProjectId, Rooms, lane};
+    use crate::jobs::Lanes as _;
+
+    /// An endpoint whose requests took so long.
+    fn known(rooms: &Rooms, took: Duration) -> (ProjectId, EndpointId) {
+        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
+        let place = rooms.try_enter(project, endpoint).expect("a place");
+        place.took(took);
+        (project, endpoint)
+    }
+
+    fn fast(rooms: &Rooms) -> (ProjectId, EndpointId) {
+        known(rooms, Duration::from_millis(5))
+    }
+
+    fn slow(rooms: &Rooms) -> (ProjectId, EndpointId) {
+        known(rooms, Duration::from_secs(5))
+    }
+
+    fn fill(rooms: &Rooms, project: ProjectId, endpoint: EndpointId) -> Vec<Place> {
+        std::iter::from_fn(|| rooms.try_enter(project, endpoint)).collect()
+    }
 
     #[tokio::test]
-    async fn whoever_waits_gets_the_place_that_becomes_free() {
-        let rooms = Rooms::new(1, 8);
-        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
+    async fn whoever_waits_at_a_fast_endpoint_gets_the_place_that_becomes_free() {
+        let rooms = Rooms::new(1, 8, 8);
+        let (project, endpoint) = fast(&rooms);
         let place = rooms.enter(project, endpoint).await;
-        assert!(place.is_ok());
+        assert!(place.is_some());
         let waiting = rooms.enter(project, endpoint);
         let leaving = async { drop(place) };
         let (entered, ()) = tokio::join!(waiting, leaving);
-        assert!(entered.is_ok());
+        assert!(entered.is_some());
     }
 
     #[tokio::test]
-    async fn a_project_with_many_slow_endpoints_leaves_room_for_others() {
-        let rooms = Rooms::new(4, 16);
-        let (slow, other) = (ProjectId::generate(), ProjectId::generate());
+    async fn nobody_waits_at_a_slow_one() {
+        let rooms = Rooms::new(1, 8, 8);
+        let (project, endpoint) = slow(&rooms);
+        let _place = rooms.enter(project, endpoint).await.expect("a place");
+        assert!(rooms.enter(project, endpoint).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_project_with_many_endpoints_leaves_room_for_others() {
+        let rooms = Rooms::new(4, 16, 1_000);
+        let other = ProjectId::generate();
+        let busy = ProjectId::generate();
         let mut places = Vec::new();
         for _ in 0..100 {
-            places.extend(rooms.enter(slow, EndpointId::generate()).await);
+            places.extend(rooms.enter(busy, EndpointId::generate()).await);
         }
         assert_eq!(places.len(), 8, "half of the slots");
-        assert!(rooms.enter(other, EndpointId::generate()).await.is_ok());
+        assert!(rooms.enter(other, EndpointId::generate()).await.is_some());
         places.pop();
-        assert!(rooms.enter(slow, EndpointId::generate()).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn those_put_off_come_back_one_after_the_other_and_later_at_a_slow_endpoint() {
-        let rooms = Rooms::new(1, 2);
-        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
-        let place = rooms.enter(project, endpoint).await.expect("a place");
-        for _ in 0..100 {
-            place.took(Duration::from_secs(2));
-        }
-        let begun = Timestamp::now();
-        let mut last = begun;
-        for _ in 0..100 {
-            let at = rooms.enter(project, endpoint).await.expect_err("no room");
-            assert!(at >= last && at <= Timestamp::now() + Duration::from_secs(30));
-            last = at;
-        }
-        assert!(last.since(begun) >= Duration::from_secs(20));
+        assert!(rooms.enter(busy, EndpointId::generate()).await.is_some());
     }
 
     #[test]
-    fn an_attempt_is_made_once_at_a_time() {
-        let running = Running::default();
-        let delivery = DeliveryId::generate();
-        let first = running.begin(delivery, 1);
-        assert!(first.is_some() && running.begin(delivery, 1).is_none());
-        assert!(running.begin(delivery, 2).is_some());
-        drop(first);
-        assert!(running.begin(delivery, 1).is_some());
+    fn slow_and_unknown_endpoints_of_many_projects_leave_half_to_fast_ones() {
+        let rooms = Rooms::new(64, 500, 1_000);
+        let (project, healthy) = fast(&rooms);
+        let mut places = Vec::new();
+        for _ in 0..20 {
+            let (project, endpoint) = slow(&rooms);
+            places.extend(fill(&rooms, project, endpoint));
+        }
+        assert_eq!(places.len(), 500);
+        // Those that hang from their very first request, too; but each shows what it is.
+        for _ in 0..20 {
+            let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
+            places.extend(fill(&rooms, project, endpoint));
+        }
+        assert_eq!(places.len(), 520);
+        assert_eq!(fill(&rooms, project, healthy).len(), 64);
+    }
+
+    #[test]
+    fn parked_deliveries_are_asked_for_as_there_are_places() {
+        let rooms = Rooms::new(8, 40, 40);
+        let (project, endpoint) = fast(&rooms);
+        let places = fill(&rooms, project, endpoint);
+        assert_eq!(places.len(), 8);
+        assert!(rooms.is_to_park(project, endpoint));
+        assert!(rooms.is_crowded(&lane(endpoint)) && rooms.openings(100).is_empty());
+        drop(places);
+        assert_eq!(rooms.openings(100), [(lane(endpoint), 8)]);
+        assert_eq!(rooms.openings(3), [(lane(endpoint), 3)]);
+    }
+
+    #[test]
+    fn the_places_of_a_project_go_round_among_its_endpoints() {
+        let rooms = Rooms::new(8, 20, 1_000);
+        let project = ProjectId::generate();
+        let mut endpoints: Vec<_> = (0..3).map(|_| EndpointId::generate()).collect();
+        endpoints.sort();
+        for endpoint in &endpoints {
+            rooms
+                .try_enter(project, *endpoint)
+                .expect("a place")
+                .took(Duration::ZERO);
+            assert!(rooms.is_to_park(project, *endpoint));
+        }
+        let [a, b, c] = endpoints[..] else {
+            panic!("three endpoints");
+        };
+        assert_eq!(rooms.openings(100), [(lane(a), 8), (lane(b), 2)]);
+        assert_eq!(rooms.openings(100), [(lane(c), 8), (lane(a), 2)]);
+        assert_eq!(rooms.openings(100), [(lane(b), 8), (lane(c), 2)]);
+    }
+
+    #[test]
+    fn of_lanes_that_others_filled_one_delivery_is_asked_for_first() {
+        let rooms = Rooms::new(8, 20, 20);
+        let endpoint = EndpointId::generate();
+        rooms.found(vec![lane(endpoint), "nonsense".to_owned()]);
+        assert_eq!(rooms.openings(100), [(lane(endpoint), 1)]);
+        assert!(rooms.is_crowded(&lane(endpoint)));
     }
 }

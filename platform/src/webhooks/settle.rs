@@ -79,20 +79,15 @@ struct After {
 }
 
 impl Settlement {
-    /// Commits the outcome, and removes the job where that can be done here; does nothing more when it
-    /// was committed before.
+    /// Commits the outcome and removes the job; does nothing more when it was committed before.
     pub(super) async fn commit(&self, db: &Db, ladder: &[Duration]) -> sqlx::Result<Ended> {
         let mut tx = db.begin().await?;
-        let ended = if jobs::remove(&mut tx, &self.job).await? {
-            Ended::Removed
-        } else {
-            Ended::Settled
-        };
+        jobs::remove(&mut tx, &self.job).await?;
         if self.insert_attempt(&mut tx).await? == 1 {
             self.follow(&mut tx, ladder).await?;
         }
         tx.commit().await?;
-        Ok(ended)
+        Ok(Ended::Removed)
     }
 
     /// Writes what follows the attempt.

@@ -64,45 +64,69 @@ async fn batch(
     Ok(done >= BATCH.unsigned_abs())
 }
 
+/// The next deliveries of endpoint `$1` in these states. PostgreSQL locks them in the order of their ids, as whoever
+/// settles many does, so that neither waits for the other.
+macro_rules! next_in {
+    (postgres, $states:literal) => {
+        concat!(
+            "(SELECT id FROM webhook_deliveries WHERE id = ANY (ARRAY(SELECT id FROM webhook_deliveries \
+             WHERE endpoint_id = $1 AND state IN ",
+            $states,
+            " LIMIT $3)) ORDER BY id FOR UPDATE) AND state IN ",
+            $states
+        )
+    };
+    (sqlite, $states:literal) => {
+        concat!(
+            "(SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state IN ",
+            $states,
+            " LIMIT $3)"
+        )
+    };
+}
+
+/// A statement over [`next_in`] for each database.
+macro_rules! over_next {
+    ($on:expr, $before:literal, $states:literal, $after:literal) => {
+        if $on.is_postgres() {
+            concat!($before, " WHERE id IN ", next_in!(postgres, $states), $after)
+        } else {
+            concat!($before, " WHERE id IN ", next_in!(sqlite, $states), $after)
+        }
+    };
+}
+
 async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
-    execute!(
+    let text = over_next!(
         on,
-        "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2 \
-         WHERE id IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 \
-         AND state IN ('pending', 'retrying') LIMIT $3) AND state IN ('pending', 'retrying')",
-        endpoint,
-        Timestamp::now(),
-        BATCH
-    )
+        "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2",
+        "('pending', 'retrying')",
+        ""
+    );
+    execute!(on, text, endpoint, Timestamp::now(), BATCH)
 }
 
 async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
     let now = Timestamp::now();
-    let released = fetch_all!(
+    let text = over_next!(
         on,
-        Planned,
         "UPDATE webhook_deliveries SET state = CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END, \
-         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1 WHERE id IN \
-         (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state = 'paused' LIMIT $3) \
-         AND state = 'paused' RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
-        endpoint,
-        now,
-        BATCH
-    )?;
+         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1",
+        "('paused')",
+        " RETURNING id, ladder_number, job_copy, project_id, endpoint_id"
+    );
+    let released = fetch_all!(on, Planned, text, endpoint, now, BATCH)?;
     let jobs: Vec<_> = released.into_iter().map(DeliverWebhook::from).collect();
     jobs::enqueue(on, &jobs, now).await?;
     Ok(jobs.len() as u64)
 }
 
 async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
-    execute!(
+    let text = over_next!(
         on,
-        "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2 \
-         WHERE id IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 \
-         AND state IN ('pending', 'retrying', 'paused') LIMIT $3) \
-         AND state IN ('pending', 'retrying', 'paused')",
-        endpoint,
-        Timestamp::now(),
-        BATCH
-    )
+        "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2",
+        "('pending', 'retrying', 'paused')",
+        ""
+    );
+    execute!(on, text, endpoint, Timestamp::now(), BATCH)
 }

@@ -27,14 +27,14 @@ use super::{
     events::Event,
     ladder,
     repeats::Repeat,
-    rooms::{Place, Rooms, Running},
+    rooms::{Place, Rooms, Running, lane},
     sender::{OutgoingRequest, Sender},
     settle::{self, Settlement, Together},
     signature::EndpointSecret,
 };
 use crate::{
     db::{Db, Sealer, Timestamp},
-    jobs::{self, Begin, Ended, Taken},
+    jobs::{self, Begin, Ended, Parking, Taken},
     plugins::PluginHost,
 };
 use load::Loaded;
@@ -43,6 +43,10 @@ use prepare::Prepared;
 
 /// How long an attempt is put off when its plugin is being compiled, or an older job of it is under way.
 const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// How long an attempt is put off at least that finds no room where too many endpoints are full, and at most
+/// twice as long.
+const A_WHILE: Duration = Duration::from_secs(2);
 
 /// How often somebody asks whether an attempt that is under way has ended.
 const UNDER_WAY: Duration = Duration::from_millis(200);
@@ -74,6 +78,8 @@ pub struct Worker {
     pub running: Running,
     /// Loads what attempts need.
     pub loads: Loads,
+    /// Parks those for which there is no room.
+    pub parking: Parking,
     /// Marks attempts before they are sent.
     pub begin: Begin,
     /// Settles what was received.
@@ -142,8 +148,8 @@ impl Worker {
                 entered = self.rooms.enter(job.project_id, job.endpoint_id) => entered,
             };
             match entered {
-                Ok(place) => place,
-                Err(at) => return deliveries::put_off(&self.db, taken, at).await,
+                Some(place) => place,
+                None => return self.turn_away(taken).await,
             }
         };
         let Some(loaded) = self.loads.get(taken, event.as_deref()).await? else {
@@ -153,7 +159,7 @@ impl Worker {
         // What may have been sent goes on record, whatever its delivery is by now.
         let is_current = is_open && loaded.job_copy == job.copy || loaded.lost > 0;
         let is_old = job.repeat.is_none() && !(is_current && loaded.ladder_number == job.number);
-        if loaded.settled || is_old {
+        if is_old {
             return Ok(Ended::Settled);
         }
         if job.repeat.is_none() && loaded.enabled != Some(true) && loaded.lost == 0 {
@@ -205,14 +211,27 @@ impl Worker {
                 headers,
                 plugin,
             } => {
-                self.send(taken, &loaded, &outlet, started_at, body, headers, plugin)
-                    .await
+                let sent = self
+                    .send(taken, &loaded, &outlet, started_at, body, headers, plugin)
+                    .await;
+                place.took(sent.duration);
+                sent
             }
         };
-        place.took(settlement.duration);
         // The endpoint has nothing to do with how long it takes to settle.
         drop(place);
         Ok(self.settle(settlement).await)
+    }
+
+    /// Has a job wait until there is room for it.
+    async fn turn_away(&self, taken: &Taken<DeliverWebhook>) -> sqlx::Result<Ended> {
+        let job = &taken.job;
+        if !self.rooms.is_to_park(job.project_id, job.endpoint_id) {
+            let at = Timestamp::now() + A_WHILE.mul_f64(1.0 + rand::random::<f64>());
+            return deliveries::put_off(&self.db, taken, at).await;
+        }
+        self.parking.park(taken, lane(job.endpoint_id)).await?;
+        Ok(Ended::Removed)
     }
 
     fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {

@@ -53,7 +53,9 @@ impl Setup {
         }
         .env("BOTIX_DATABASE_URL", &url)
         .env("BOTIX_MASTER_KEY", MASTER_KEY)
-        .env("BOTIX_WEBHOOKS__ALLOW_PRIVATE_TARGETS", "true");
+        .env("BOTIX_WEBHOOKS__ALLOW_PRIVATE_TARGETS", "true")
+        // Often enough that what is lost is found while a test runs.
+        .env("BOTIX_SWEEP_EVERY", "2s");
         if backend != Backend::PostgresAndRedis {
             return setup;
         }
@@ -109,6 +111,7 @@ impl Setup {
             env: self.env,
             child: None,
             port: 0,
+            faults: FAULTS,
         };
         server.serve(&[]).await;
         server
@@ -125,7 +128,12 @@ pub struct TestServer {
     to_redis: Option<TcpProxy>,
     env: Vec<(String, String)>,
     child: Option<Child>,
+    /// What no log may say in the end.
+    faults: &'static [&'static str],
 }
+
+/// What the sweep logs when it counts `botix_webhook_lost_jobs_total`, and what a panic says.
+const FAULTS: &[&str] = &["deliveries were due and had no job", "panicked"];
 
 /// A project, and a client that speaks for it with every scope.
 pub struct Project {
@@ -154,6 +162,11 @@ impl TestServer {
                 .then_some(())
         })
         .await;
+    }
+
+    /// Somebody is about to take jobs away: they will be missed.
+    pub fn expects_lost_jobs(&mut self) {
+        self.faults = &[];
     }
 
     /// The Redis of this server.
@@ -374,8 +387,14 @@ impl Drop for TestServer {
             let _ = child.kill();
             let _ = child.wait();
         }
+        let log = self.stderr();
         if std::thread::panicking() {
-            eprintln!("--- stderr of the server\n{}---", self.stderr());
+            eprintln!("--- stderr of the server\n{log}---");
+            return;
+        }
+        // Of every process that ran on this store.
+        for fault in self.faults {
+            assert!(!log.contains(fault), "{fault}\n{log}");
         }
     }
 }

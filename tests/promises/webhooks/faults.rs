@@ -20,6 +20,7 @@ on_both_databases!(
     a_hanging_endpoint_does_not_delay_another,
     a_worker_of_its_own_delivers_what_an_api_node_accepted,
     a_stop_finishes_the_delivery_in_flight,
+    a_delivery_whose_job_was_taken_away_gets_another,
 );
 
 on_every_fault!(deliveries_go_on_after_the_database_was_lost);
@@ -298,6 +299,40 @@ async fn a_stop_finishes_the_delivery_in_flight(backend: Backend) {
         1,
         "sent once, settled before the end"
     );
+}
+
+/// A queue emptied by hand: the sweep finds what is due, and says how much it was.
+async fn a_delivery_whose_job_was_taken_away_gets_another(backend: Backend) {
+    let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    server.expects_lost_jobs();
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    assert_eq!(lost_jobs(&server).await, 0);
+    server.stop().await;
+    server.restart_with(&["--roles", "api"]).await;
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    server
+        .execute("DELETE FROM apalis.jobs", "DELETE FROM Jobs")
+        .await;
+    server.stop().await;
+    server.restart().await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
+    assert_eq!(lost_jobs(&server).await, 1);
+}
+
+/// The counter of deliveries that had no job.
+async fn lost_jobs(server: &TestServer) -> u64 {
+    let url = format!("{}/metrics", server.url());
+    eventually("the counter is there", async || {
+        let page = reqwest::get(&url).await.expect("metrics");
+        let text = page.text().await.expect("text");
+        text.lines()
+            .find_map(|line| line.strip_prefix("botix_webhook_lost_jobs_total "))
+            .map(|count| count.parse().expect("a count"))
+    })
+    .await
 }
 
 /// The statement that publishes stands still for longer than anybody waits for it, and may commit in the

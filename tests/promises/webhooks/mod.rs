@@ -4,6 +4,7 @@
 mod actions;
 mod attempts;
 mod bodies;
+mod crowds;
 mod days;
 mod endpoints;
 mod events;

@@ -49,9 +49,10 @@ pub(in crate::webhooks) fn takes(db: &Db, settlement: &Settlement) -> bool {
         && !settlement.was_failing
 }
 
-async fn commit(db: Db, settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<()>> {
-    // The statement is a transaction by itself.
-    let mut on = db.read().await?;
+async fn commit(db: Db, mut settlements: Vec<Arc<Settlement>>) -> sqlx::Result<Vec<()>> {
+    // Locked in this order, as by all who lock many.
+    settlements.sort_unstable_by_key(|settlement| settlement.delivery);
+    let mut on = db.autocommit().await?;
     let Conn::Postgres(conn) = on.conn() else {
         return Err(sqlx::Error::Protocol(
             "only PostgreSQL settles together".to_owned(),

@@ -1,8 +1,7 @@
 //! What an attempt needs: its delivery, event, endpoint and plugin version, of many attempts in one question.
 //!
-//! Whoever has just written the event does not read it again, and knows that nobody had the job before.
-//! PostgreSQL settles an attempt and removes its job at once, so that no job comes whose attempt is on
-//! record; on SQLite a process may stop in between.
+//! Whoever has just written the event does not read it again, and knows that nobody had the job before. An
+//! attempt is settled and its job removed at once, so that no job comes whose attempt is on record.
 
 use std::collections::HashMap;
 
@@ -41,7 +40,6 @@ pub struct Loaded {
     pub(super) is_test: bool,
     pub(super) data: Option<JsonText<Box<RawValue>>>,
     pub(super) happened_at: Timestamp,
-    pub(super) settled: bool,
     /// How many workers had begun its job before and died: they may have sent it.
     pub(super) lost: i64,
     pub(super) enabled: Option<bool>,
@@ -103,14 +101,12 @@ impl Loads {
 }
 
 macro_rules! loading {
-    ($event:literal, $settled:literal, $lost:literal, $from:literal) => {
+    ($event:literal, $lost:literal, $from:literal) => {
         concat!(
             "SELECT d.id, d.project_id, d.event_id, d.event_type, d.endpoint_id, d.request_id, d.state, \
              d.ladder_number, d.job_copy, d.step, d.is_test, ",
             $event,
             ", ",
-            $settled,
-            " AS settled, ",
             $lost,
             " AS lost, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
              v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
@@ -125,7 +121,6 @@ macro_rules! loading {
 
 const WHOLE: &str = loading!(
     "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at",
-    "FALSE",
     "COALESCE((SELECT CAST(j.attempts AS BIGINT) FROM apalis.jobs j WHERE j.id = asked.job), 0)",
     "UNNEST($1::uuid[], $2::bigint[], $3::text[]) AS asked (id, number, job) \
      JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id"
@@ -134,7 +129,6 @@ const WHOLE: &str = loading!(
 /// A delivery is made at the moment that its event tells.
 const FRESH: &str = loading!(
     "NULL AS data, d.created_at AS happened_at",
-    "FALSE",
     "0::bigint",
     "UNNEST($1::uuid[], $2::bigint[], $3::text[]) AS asked (id, number, job) \
      JOIN webhook_deliveries d ON d.id = asked.id"
@@ -142,8 +136,6 @@ const FRESH: &str = loading!(
 
 const ON_SQLITE: &str = loading!(
     "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at",
-    "EXISTS (SELECT 1 FROM webhook_attempts a \
-     WHERE a.delivery_id = d.id AND a.number = asked.number)",
     "COALESCE((SELECT j.attempts FROM Jobs j WHERE j.id = asked.job), 0)",
     "(SELECT $1 AS id, $2 AS number, $3 AS job) AS asked \
      JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id"
@@ -170,7 +162,7 @@ pub(super) async fn is_under_way(db: &Db, job: &DeliverWebhook) -> sqlx::Result<
     };
     let asking = sqlx::query_as::<_, (bool,)>(
         "SELECT EXISTS (SELECT 1 FROM apalis.jobs WHERE job_type = $1 AND idempotency_key = ANY($2) \
-         AND status = 'Running')",
+         AND begun_at IS NOT NULL)",
     )
     .bind(DeliverWebhook::QUEUE)
     .bind(keys)
