@@ -33,8 +33,8 @@ pub(super) async fn run(config: Config) -> CommandResult {
 /// The plan with every parameter unknown: a generic plan in PostgreSQL, the only kind in SQLite.
 async fn explain(db: &Db, sql: &str) -> sqlx::Result<String> {
     let lines: Vec<String> = match db {
-        Db::Postgres(pool) => {
-            let mut conn = pool.acquire().await?;
+        Db::Postgres(connections) => {
+            let mut conn = connections.pool().acquire().await?;
             // An empty table is read whole whatever the index; the index must be usable, that is asked.
             for setting in [
                 "SET enable_seqscan = off",

@@ -73,6 +73,13 @@ fn is_json(content_type: &str) -> bool {
 
 /// Reads a JSON object and says where it does not fit.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // What fits is read once; only a fault is looked for.
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && text.trim_ascii_start().starts_with('{')
+        && let Ok(value) = serde_json::from_str(text)
+    {
+        return Ok(value);
+    }
     // A well-formed look first: a syntax fault has a line and a column, not a pointer.
     match serde_json::from_slice::<&RawValue>(bytes) {
         // serde would read a list as the members of a struct, one after the other.

@@ -4,10 +4,18 @@
 //! so when a connection comes back to its pool, and the place in the pool is lost. So every wait here
 //! has an end. A connection on which a statement was begun and not seen to its end is closed instead of
 //! given back. Where a statement went unanswered for long, the wire has probably died under the
-//! connections that lie in the pool too: they are closed with it, or each would cost a request of its own
+//! connections that lie ready too: they are closed with it, or each would cost a request of its own
 //! to find that out.
+//!
+//! A connection that comes back to sqlx's pool is asked first whether it is alive, which is a round trip for
+//! each statement. One whose statements were just answered, and well, needs no asking: it lies on a shelf
+//! for the next borrower, unless somebody waits at the pool, and goes through the pool, with its test and
+//! its limits of age, every [`RENEWED`].
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use sqlx::{Database, PgConnection, PgPool, Postgres, SqlStr, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager as _;
@@ -20,21 +28,140 @@ type Manager = <Postgres as Database>::TransactionManager;
 /// for a caller that went away.
 const SUSPICIOUS: Duration = Duration::from_secs(2);
 
+/// How long a connection stays away from the pool at most, whoever borrows it meanwhile.
+const RENEWED: Duration = Duration::from_secs(10);
+
+/// The connections of a process to PostgreSQL.
+#[derive(Clone, Debug)]
+pub struct Connections(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pool: PgPool,
+    shelf: Mutex<Shelf>,
+}
+
+/// What lies ready, the most recently used last.
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: Vec<Lent>,
+    /// How many borrowers found nothing here and wait at the pool.
+    waiting: usize,
+}
+
+/// A connection of the pool.
+#[derive(Debug)]
+struct Lent {
+    connection: PoolConnection<Postgres>,
+    /// Since when it is away from the pool.
+    since: Instant,
+}
+
 /// A borrowed connection; an open transaction on it rolls back when it is dropped.
 #[derive(Debug)]
 pub struct Borrowed {
-    pool: PgPool,
-    connection: PoolConnection<Postgres>,
+    of: Connections,
+    /// `None` when it is dropped.
+    lent: Option<Lent>,
     under_way_since: Option<Instant>,
+    is_doubtful: bool,
+}
+
+impl Connections {
+    /// Those of this pool.
+    pub fn new(pool: PgPool) -> Self {
+        Self(Arc::new(Inner {
+            pool,
+            shelf: Mutex::default(),
+        }))
+    }
+
+    /// The pool, for whoever needs no more than that.
+    pub fn pool(&self) -> &PgPool {
+        &self.0.pool
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn lend(&self) -> sqlx::Result<Lent> {
+        let _waiting = {
+            let mut shelf = self.shelf();
+            while let Some(lent) = shelf.ready.pop() {
+                if lent.since.elapsed() < RENEWED {
+                    return Ok(lent);
+                }
+                lent.give_back();
+            }
+            shelf.waiting += 1;
+            Waiting(self)
+        };
+        Ok(Lent {
+            // Large, and rarely needed: whatever future borrows a connection would carry it along.
+            connection: Box::pin(self.0.pool.acquire()).await?,
+            since: Instant::now(),
+        })
+    }
+
+    /// Takes back a connection that is well and has no transaction open.
+    fn take_back(&self, lent: Lent) {
+        let mut shelf = self.shelf();
+        if shelf.waiting > 0 || lent.since.elapsed() >= RENEWED {
+            drop(shelf);
+            lent.give_back();
+        } else {
+            shelf.ready.push(lent);
+        }
+    }
+
+    /// Closes whatever lies ready.
+    fn close_ready(&self) {
+        let ready = std::mem::take(&mut self.shelf().ready);
+        for mut lent in ready {
+            lent.connection.close_on_drop();
+        }
+        while let Some(mut idle) = self.0.pool.try_acquire() {
+            idle.close_on_drop();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for lent in shelf.ready.drain(..) {
+            // Nothing may be left to run what a connection that is given back would spawn.
+            drop(lent.connection.detach());
+        }
+    }
+}
+
+impl Lent {
+    /// Gives the connection back to the pool, which tests it.
+    fn give_back(mut self) {
+        let returning = self.connection.return_to_pool();
+        tokio::spawn(tokio::time::timeout(PATIENCE, returning));
+    }
+}
+
+/// A borrower that waits at the pool, until dropped.
+struct Waiting<'c>(&'c Connections);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.shelf().waiting -= 1;
+    }
 }
 
 impl Borrowed {
     /// Borrows a connection.
-    pub async fn new(pool: &PgPool) -> sqlx::Result<Self> {
+    pub async fn new(of: &Connections) -> sqlx::Result<Self> {
         Ok(Self {
-            pool: pool.clone(),
-            connection: pool.acquire().await?,
+            lent: Some(of.lend().await?),
+            of: of.clone(),
             under_way_since: None,
+            is_doubtful: false,
         })
     }
 
@@ -66,27 +193,40 @@ impl Borrowed {
     /// The connection, for a statement that begins now.
     pub fn under_way(&mut self) -> &mut PgConnection {
         self.under_way_since = Some(Instant::now());
-        &mut self.connection
+        match &mut self.lent {
+            Some(lent) => &mut lent.connection,
+            None => unreachable!("only dropping takes it out"),
+        }
     }
 
     /// The statement has ended, well or not.
     pub fn settled(&mut self) {
         self.under_way_since = None;
     }
+
+    /// A statement failed, and perhaps because of the connection.
+    pub fn doubt(&mut self) {
+        self.is_doubtful = true;
+    }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        let Some(since) = self.under_way_since else {
-            Manager::start_rollback(&mut self.connection);
-            let returning = self.connection.return_to_pool();
-            tokio::spawn(tokio::time::timeout(PATIENCE, returning));
+        let Some(mut lent) = self.lent.take() else {
             return;
         };
-        self.connection.close_on_drop();
-        if since.elapsed() >= SUSPICIOUS {
-            while let Some(mut idle) = self.pool.try_acquire() {
-                idle.close_on_drop();
+        match self.under_way_since {
+            None if self.is_doubtful || Manager::get_transaction_depth(&lent.connection) > 0 => {
+                Manager::start_rollback(&mut lent.connection);
+                lent.give_back();
+            }
+            None => self.of.take_back(lent),
+            Some(since) => {
+                lent.connection.close_on_drop();
+                drop(lent);
+                if since.elapsed() >= SUSPICIOUS {
+                    self.of.close_ready();
+                }
             }
         }
     }

@@ -108,7 +108,12 @@ impl<K, V> Drop for Asking<K, V> {
 
 impl<K: Send + 'static, V: Send + 'static> Asking<K, V> {
     async fn run(mut self) {
-        while let Some(batch) = self.next() {
+        loop {
+            // Whoever can ask at this moment goes along.
+            tokio::task::yield_now().await;
+            let Some(batch) = self.next() else {
+                return;
+            };
             let (keys, answers): (Vec<_>, Vec<_>) = batch
                 .into_iter()
                 .map(|waiting| (waiting.key, waiting.answer))

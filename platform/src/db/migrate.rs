@@ -17,9 +17,9 @@ const HISTORY: &str = "botix_migrations";
 
 pub(super) async fn run(db: &Db) -> Result<(), MigrateError> {
     match db {
-        Db::Postgres(pool) => {
+        Db::Postgres(connections) => {
             // A connection of its own: what changes a large table may take longer than any other statement.
-            let options = (*pool.connect_options()).clone();
+            let options = (*connections.pool().connect_options()).clone();
             let options = options.options([("statement_timeout", "0")]);
             let mut connection = options.connect().await?;
             PostgresStorage::migrations().run(&mut connection).await?;

@@ -25,7 +25,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 use sqlx::{
-    PgConnection, PgPool, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    PgConnection, Sqlite, SqliteConnection, SqlitePool, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
@@ -34,6 +34,7 @@ use sqlx::{
 use tokio::sync::Notify;
 
 use borrowed::Borrowed;
+pub use borrowed::Connections;
 pub use gather::Gather;
 pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
@@ -59,7 +60,7 @@ const LONGEST_STATEMENT: &str = "15s";
 #[derive(Clone, Debug)]
 pub enum Db {
     /// PostgreSQL, shared by any number of nodes.
-    Postgres(PgPool),
+    Postgres(Connections),
     /// An SQLite file, of this node alone.
     Sqlite {
         /// The single connection that writes.
@@ -115,6 +116,9 @@ pub trait Queryable: Send {
     /// connection is not used again.
     fn settled(&mut self);
 
+    /// A statement failed: the connection is tested before anybody else uses it.
+    fn doubt(&mut self) {}
+
     /// Lets the commit wake whoever waits on [`announced`]; without a transaction, nothing.
     fn announce(&mut self) {}
 }
@@ -134,6 +138,12 @@ impl Queryable for Tx {
     fn settled(&mut self) {
         if let Open::Postgres(borrowed) = &mut self.open {
             borrowed.settled();
+        }
+    }
+
+    fn doubt(&mut self) {
+        if let Open::Postgres(borrowed) = &mut self.open {
+            borrowed.doubt();
         }
     }
 
@@ -157,6 +167,12 @@ impl Queryable for Autocommit {
     fn settled(&mut self) {
         if let Alone::Postgres(borrowed) = &mut self.0 {
             borrowed.settled();
+        }
+    }
+
+    fn doubt(&mut self) {
+        if let Alone::Postgres(borrowed) = &mut self.0 {
+            borrowed.doubt();
         }
     }
 }
@@ -220,7 +236,7 @@ impl Db {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Self::Postgres(pool))
+        Ok(Self::Postgres(Connections::new(pool)))
     }
 
     async fn open_sqlite(path: &Path, readers: u32) -> Result<Self, OpenError> {
@@ -264,7 +280,7 @@ impl Db {
     /// Opens a transaction that may write.
     pub async fn begin(&self) -> sqlx::Result<Tx> {
         let open = match self {
-            Self::Postgres(pool) => begin_postgres(pool, None).await,
+            Self::Postgres(connections) => begin_postgres(connections, None).await,
             Self::Sqlite { writer, .. } => {
                 writer.begin_with("BEGIN IMMEDIATE").await.map(Open::Sqlite)
             }
@@ -278,7 +294,7 @@ impl Db {
     /// A connection for reading; it sees everything committed before.
     pub async fn read(&self) -> sqlx::Result<Autocommit> {
         let reading = match self {
-            Self::Postgres(pool) => Borrowed::new(pool).await.map(Alone::Postgres),
+            Self::Postgres(connections) => Borrowed::new(connections).await.map(Alone::Postgres),
             Self::Sqlite { readers, .. } => readers.acquire().await.map(Alone::Sqlite),
         };
         reading.map(Autocommit)
@@ -287,7 +303,7 @@ impl Db {
     /// A connection for single statements that write, each committed when it has answered.
     pub async fn autocommit(&self) -> sqlx::Result<Autocommit> {
         let alone = match self {
-            Self::Postgres(pool) => Borrowed::new(pool).await.map(Alone::Postgres),
+            Self::Postgres(connections) => Borrowed::new(connections).await.map(Alone::Postgres),
             Self::Sqlite { writer, .. } => writer.acquire().await.map(Alone::Sqlite),
         };
         alone.map(Autocommit)
@@ -298,9 +314,9 @@ impl Db {
     /// For answers put together from several statements; one statement is whole by itself.
     pub async fn snapshot(&self) -> sqlx::Result<Tx> {
         let open = match self {
-            Self::Postgres(pool) => {
+            Self::Postgres(connections) => {
                 let statement = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-                begin_postgres(pool, Some(statement)).await
+                begin_postgres(connections, Some(statement)).await
             }
             Self::Sqlite { readers, .. } => {
                 readers.begin_with("BEGIN DEFERRED").await.map(Open::Sqlite)
@@ -320,9 +336,12 @@ impl Db {
 
 /// Begins on a connection that works: one that broke while it lay in the pool shows it here, where
 /// nothing has been done yet, and the next one is taken.
-async fn begin_postgres(pool: &PgPool, statement: Option<&'static str>) -> sqlx::Result<Open> {
-    for _ in 0..pool.options().get_max_connections() {
-        let mut borrowed = Borrowed::new(pool).await?;
+async fn begin_postgres(
+    connections: &Connections,
+    statement: Option<&'static str>,
+) -> sqlx::Result<Open> {
+    for _ in 0..connections.pool().options().get_max_connections() {
+        let mut borrowed = Borrowed::new(connections).await?;
         match borrowed.begin(statement).await {
             Ok(()) => return Ok(Open::Postgres(borrowed)),
             Err(error) if is_broken(&error) => {}
@@ -381,6 +400,9 @@ pub async fn answered<T>(statement: impl Future<Output = T>) -> Option<T> {
 pub fn settle<T>(on: &mut impl Queryable, answer: Option<sqlx::Result<T>>) -> sqlx::Result<T> {
     let answer = answer.ok_or_else(silence)?;
     on.settled();
+    if answer.is_err() {
+        on.doubt();
+    }
     answer
 }
 

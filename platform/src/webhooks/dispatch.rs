@@ -9,9 +9,8 @@ use std::sync::{Arc, OnceLock};
 use super::{
     deliveries::DeliverWebhook,
     endpoints::EndpointId,
-    events::Event,
     rooms::Place,
-    worker::{HeadStart, Worker},
+    worker::{Fresh, HeadStart, Worker},
 };
 use crate::{
     contract::auth::ProjectId,
@@ -83,7 +82,7 @@ impl Start {
     }
 
     /// Begins, once the job is committed.
-    pub(super) fn begin(self, taken: Taken<DeliverWebhook>, event: Arc<Event>) {
+    pub(super) fn begin(self, taken: Taken<DeliverWebhook>, event: Arc<Fresh>) {
         let Self {
             grip,
             place,

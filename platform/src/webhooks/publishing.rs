@@ -17,6 +17,7 @@ use super::{
     endpoints::EndpointId,
     events::{self, Event},
     patterns::Patterns,
+    worker::Fresh,
 };
 use crate::{
     contract::{
@@ -179,12 +180,13 @@ impl Deliveries {
         &mut self,
         of: usize,
         job: &DeliverWebhook,
+        request_id: RequestId,
         taken_by: Option<&str>,
     ) -> serde_json::Result<JobId> {
         self.of.push(i64::try_from(of + 1).unwrap_or(i64::MAX));
         self.ids.push(job.delivery_id.into());
         self.endpoints.push(job.endpoint_id.into());
-        self.requests.push(RequestId::generate().into());
+        self.requests.push(request_id.into());
         self.jobs.push(job, taken_by)
     }
 }
@@ -195,6 +197,7 @@ struct Ready {
     of: usize,
     start: Start,
     taken: Taken<DeliverWebhook>,
+    fresh: Fresh,
 }
 
 /// Publishes; for each, whether it was.
@@ -215,8 +218,10 @@ async fn publish(
             let start = dispatch
                 .as_ref()
                 .and_then(|dispatch| dispatch.take(job.project_id, job.endpoint_id));
+            let request_id = RequestId::generate();
+            let taken_by = start.as_ref().map(|start| &**start.worker());
             let id = deliveries
-                .push(of, &job, start.as_ref().map(|start| &**start.worker()))
+                .push(of, &job, request_id, taken_by)
                 .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
             ready.extend(start.map(|mut start| {
                 start.writes(id.clone());
@@ -226,7 +231,16 @@ async fn publish(
                     worker: start.worker().clone(),
                     is_marked: true,
                 };
-                Ready { of, start, taken }
+                let fresh = Fresh {
+                    event: publication.event.clone(),
+                    request_id,
+                };
+                Ready {
+                    of,
+                    start,
+                    taken,
+                    fresh,
+                }
             }));
         }
     }
@@ -249,9 +263,15 @@ async fn publish(
             *done = true;
         }
     }
-    for Ready { of, start, taken } in ready {
+    for Ready {
+        of,
+        start,
+        taken,
+        fresh,
+    } in ready
+    {
         if done[of] {
-            start.begin(taken, publications[of].event.clone());
+            start.begin(taken, fresh.into());
         } else {
             start.release();
         }

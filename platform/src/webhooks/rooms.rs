@@ -1,9 +1,9 @@
 //! Room for attempts, per endpoint and per project: what keeps slow tenants from taking every slot.
 //!
 //! An endpoint has room for so many requests, a project for half of those that the queue makes, and all
-//! endpoints that are slow, or that have not answered yet, for half of all that this process makes. Who finds
-//! the room of a fast endpoint full waits, as long as the waiting room, which all share, is not full. All
-//! others are turned away, and their jobs are parked until there are places ([`Lanes`](crate::jobs::Lanes)).
+//! endpoints that are slow, or that have not answered yet, for half of all that this process makes. A few of
+//! those who find the room of a fast endpoint full wait at its door. All others are turned away, and their
+//! jobs are parked until there are places ([`Lanes`](crate::jobs::Lanes)), the fresh ones before the others.
 
 mod counts;
 mod crowded;
@@ -37,14 +37,13 @@ pub struct Rooms(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     size: usize,
-    waiting_room: usize,
     project_part: usize,
     slow_part: usize,
     /// How many may be at slow endpoints if the last is the first request of an unknown one: so that it becomes
     /// known, however many hang.
     probing_part: usize,
     endpoints: Mutex<HashMap<EndpointId, Arc<Room>>>,
-    waiting: Arc<Counts<()>>,
+    waiting: Arc<Counts<EndpointId>>,
     projects: Arc<Counts<ProjectId>>,
     slow: Arc<Counts<()>>,
     crowded: Crowded,
@@ -83,7 +82,6 @@ impl Rooms {
     pub fn new(size: usize, of_queue: usize, in_all: usize) -> Self {
         Self(Arc::new(Inner {
             size,
-            waiting_room: of_queue / 4,
             project_part: of_queue.div_ceil(2),
             slow_part: in_all.div_ceil(2),
             probing_part: (in_all * 3).div_ceil(4),
@@ -106,7 +104,7 @@ impl Rooms {
             if slow.is_some() {
                 return None;
             }
-            let _waiting = Counts::add(&self.0.waiting, (), self.0.waiting_room)?;
+            let _waiting = Counts::add(&self.0.waiting, endpoint, self.0.size / 4)?;
             // The semaphore is never closed.
             room.slots.clone().acquire_owned().await.ok()?
         };
@@ -275,14 +273,15 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_waits_at_a_fast_endpoint_gets_the_place_that_becomes_free() {
-        let rooms = Rooms::new(1, 8, 8);
+        let rooms = Rooms::new(4, 40, 40);
         let (project, endpoint) = fast(&rooms);
-        let place = rooms.enter(project, endpoint).await;
-        assert!(place.is_some());
+        let mut places = fill(&rooms, project, endpoint);
+        assert_eq!(places.len(), 4);
         let waiting = rooms.enter(project, endpoint);
-        let leaving = async { drop(place) };
-        let (entered, ()) = tokio::join!(waiting, leaving);
-        assert!(entered.is_some());
+        let next = rooms.enter(project, endpoint);
+        let leaving = async { drop(places.pop()) };
+        let (entered, next, ()) = tokio::join!(waiting, next, leaving);
+        assert!(entered.is_some() && next.is_none(), "one may wait");
     }
 
     #[tokio::test]

@@ -89,7 +89,12 @@ macro_rules! next_in {
 macro_rules! over_next {
     ($on:expr, $before:literal, $states:literal, $after:literal) => {
         if $on.is_postgres() {
-            concat!($before, " WHERE id IN ", next_in!(postgres, $states), $after)
+            concat!(
+                $before,
+                " WHERE id IN ",
+                next_in!(postgres, $states),
+                $after
+            )
         } else {
             concat!($before, " WHERE id IN ", next_in!(sqlite, $states), $after)
         }

@@ -24,7 +24,6 @@ use super::{
     custom_headers::CustomHeaders,
     deliveries::{self, DeliverWebhook, State},
     endpoints::open_headers,
-    events::Event,
     ladder,
     repeats::Repeat,
     rooms::{Place, Rooms, Running, lane},
@@ -38,7 +37,7 @@ use crate::{
     plugins::PluginHost,
 };
 use load::Loaded;
-pub use load::Loads;
+pub use load::{Fresh, Loads};
 use prepare::Prepared;
 
 /// How long an attempt is put off when its plugin is being compiled, or an older job of it is under way.
@@ -91,7 +90,7 @@ pub struct Worker {
 /// What an attempt may have from the start: its place, and the event that was just accepted.
 pub(super) struct HeadStart {
     pub(super) place: Place,
-    pub(super) event: Arc<Event>,
+    pub(super) event: Arc<Fresh>,
 }
 
 /// What an endpoint's sealed and optional columns open to.

@@ -128,6 +128,10 @@ impl Queryable for Work {
         self.tx().settled();
     }
 
+    fn doubt(&mut self) {
+        self.tx().doubt();
+    }
+
     fn announce(&mut self) {
         self.tx().announce();
     }

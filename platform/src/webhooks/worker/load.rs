@@ -1,9 +1,10 @@
 //! What an attempt needs: its delivery, event, endpoint and plugin version, of many attempts in one question.
 //!
-//! Whoever has just written the event does not read it again, and knows that nobody had the job before. An
-//! attempt is settled and its job removed at once, so that no job comes whose attempt is on record.
+//! Whoever has just written the event and its deliveries reads neither again, and knows that nobody had
+//! the job before: only the endpoint is asked for, once for all attempts that begin together. An attempt is
+//! settled and its job removed at once, so that no job comes whose attempt is on record.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use serde_json::value::RawValue;
 
@@ -13,7 +14,7 @@ use crate::{
     jobs::{Job as _, JobId, Taken},
     plugins::PluginId,
     webhooks::{
-        deliveries::{DeliverWebhook, DeliveryId},
+        deliveries::{DeliverWebhook, DeliveryId, State},
         endpoints::EndpointId,
         events::{Event, EventId},
         payload,
@@ -55,6 +56,65 @@ pub struct Loaded {
     pub(super) previous_secret_until: Option<Timestamp>,
 }
 
+/// An endpoint as an attempt finds it, with the active version of its plugin.
+#[derive(Debug, sqlx::FromRow)]
+struct Standing {
+    id: EndpointId,
+    enabled: bool,
+    failing_since: Option<Timestamp>,
+    url: String,
+    plugin_id: Option<PluginId>,
+    plugin_version: Option<i64>,
+    plugin_sha256: Option<Vec<u8>>,
+    plugin_config: Option<String>,
+    headers: Vec<u8>,
+    secret: Vec<u8>,
+    previous_secret: Option<Vec<u8>>,
+    previous_secret_until: Option<Timestamp>,
+}
+
+/// A delivery whose event this process has just written, and that nobody else knows of.
+pub struct Fresh {
+    pub(in crate::webhooks) event: Arc<Event>,
+    pub(in crate::webhooks) request_id: RequestId,
+}
+
+impl Fresh {
+    /// What its first attempt needs; the endpoint may be gone.
+    fn loaded(&self, job: &DeliverWebhook, endpoint: Option<&Standing>) -> Loaded {
+        let event = &self.event;
+        let data = (event.data.as_str().len() <= payload::MAX_BODY).then(|| event.data.0.clone());
+        Loaded {
+            id: job.delivery_id,
+            number: job.number,
+            project_id: event.project_id,
+            event_id: event.id,
+            event_type: event.event_type.clone(),
+            endpoint_id: job.endpoint_id,
+            request_id: self.request_id,
+            state: State::Pending.as_str().to_owned(),
+            ladder_number: job.number,
+            job_copy: job.copy,
+            step: 1,
+            is_test: false,
+            data: data.map(JsonText),
+            happened_at: event.created_at,
+            lost: 0,
+            enabled: endpoint.map(|endpoint| endpoint.enabled),
+            failing_since: endpoint.and_then(|endpoint| endpoint.failing_since),
+            url: endpoint.map(|endpoint| endpoint.url.clone()),
+            plugin_id: endpoint.and_then(|endpoint| endpoint.plugin_id),
+            plugin_version: endpoint.and_then(|endpoint| endpoint.plugin_version),
+            plugin_sha256: endpoint.and_then(|endpoint| endpoint.plugin_sha256.clone()),
+            plugin_config: endpoint.and_then(|endpoint| endpoint.plugin_config.clone()),
+            headers: endpoint.map(|endpoint| endpoint.headers.clone()),
+            secret: endpoint.map(|endpoint| endpoint.secret.clone()),
+            previous_secret: endpoint.and_then(|endpoint| endpoint.previous_secret.clone()),
+            previous_secret_until: endpoint.and_then(|endpoint| endpoint.previous_secret_until),
+        }
+    }
+}
+
 /// Which attempt, and the job that makes it.
 type Key = (DeliveryId, i64, JobId);
 
@@ -62,41 +122,37 @@ type Key = (DeliveryId, i64, JobId);
 #[derive(Clone)]
 pub struct Loads {
     whole: Gather<Key, Option<Loaded>>,
-    fresh: Gather<Key, Option<Loaded>>,
+    standings: Gather<EndpointId, Option<Arc<Standing>>>,
 }
 
 impl Loads {
     /// From this database.
     pub fn new(db: Db) -> Self {
-        let of_fresh = db.clone();
+        let of_standings = db.clone();
         Self {
             whole: Gather::new(LARGEST, move |attempts| {
-                Box::pin(load(db.clone(), attempts, WHOLE))
+                Box::pin(load(db.clone(), attempts))
             }),
-            fresh: Gather::new(LARGEST, move |attempts| {
-                Box::pin(load(of_fresh.clone(), attempts, FRESH))
+            standings: Gather::new(LARGEST, move |endpoints| {
+                Box::pin(standings(of_standings.clone(), endpoints))
             }),
         }
     }
 
-    /// What the attempt of a job needs, if it is there; `event` is its event, where this process has just
-    /// written it.
+    /// What the attempt of a job needs, if it is there; `fresh` says what is known already, where this process
+    /// has just written it.
     pub(super) async fn get(
         &self,
         taken: &Taken<DeliverWebhook>,
-        event: Option<&Event>,
+        fresh: Option<&Fresh>,
     ) -> sqlx::Result<Option<Loaded>> {
-        let key = (taken.job.delivery_id, taken.job.number, taken.id.clone());
-        let Some(event) = event else {
+        let job = &taken.job;
+        let Some(fresh) = fresh else {
+            let key = (job.delivery_id, job.number, taken.id.clone());
             return self.whole.get(key).await;
         };
-        let mut loaded = self.fresh.get(key).await?;
-        if let Some(loaded) = &mut loaded
-            && event.data.as_str().len() <= payload::MAX_BODY
-        {
-            loaded.data = Some(JsonText(event.data.0.clone()));
-        }
-        Ok(loaded)
+        let endpoint = self.standings.get(job.endpoint_id).await?;
+        Ok(Some(fresh.loaded(job, endpoint.as_deref())))
     }
 }
 
@@ -126,13 +182,12 @@ const WHOLE: &str = loading!(
      JOIN webhook_deliveries d ON d.id = asked.id JOIN events e ON e.id = d.event_id"
 );
 
-/// A delivery is made at the moment that its event tells.
-const FRESH: &str = loading!(
-    "NULL AS data, d.created_at AS happened_at",
-    "0::bigint",
-    "UNNEST($1::uuid[], $2::bigint[], $3::text[]) AS asked (id, number, job) \
-     JOIN webhook_deliveries d ON d.id = asked.id"
-);
+const STANDING: &str = "SELECT w.id, w.enabled, w.failing_since, w.url, w.plugin_id, \
+     v.version AS plugin_version, v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, \
+     w.previous_secret, w.previous_secret_until FROM webhook_endpoints w \
+     LEFT JOIN plugins p ON p.id = w.plugin_id \
+     LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
+     WHERE w.id = ANY($1)";
 
 const ON_SQLITE: &str = loading!(
     "CASE WHEN octet_length(e.data) <= 65536 THEN e.data END AS data, e.created_at AS happened_at",
@@ -182,14 +237,34 @@ pub(super) async fn interruptions(db: &Db, delivery: DeliveryId) -> sqlx::Result
     Ok(count)
 }
 
-async fn load(db: Db, attempts: Vec<Key>, text: &'static str) -> sqlx::Result<Vec<Option<Loaded>>> {
+async fn standings(db: Db, endpoints: Vec<EndpointId>) -> sqlx::Result<Vec<Option<Arc<Standing>>>> {
+    let mut distinct: Vec<uuid::Uuid> = endpoints.iter().map(|id| (*id).into()).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut reader = db.read().await?;
+    let Conn::Postgres(conn) = reader.conn() else {
+        return Err(sqlx::Error::Protocol(
+            "only PostgreSQL has deliveries that are not loaded".to_owned(),
+        ));
+    };
+    let asking = sqlx::query_as(STANDING).bind(distinct).fetch_all(conn);
+    let found = db::answered(asking).await;
+    let found: Vec<Standing> = db::settle(&mut reader, found)?;
+    let found: HashMap<_, _> = found
+        .into_iter()
+        .map(|endpoint| (endpoint.id, Arc::new(endpoint)))
+        .collect();
+    Ok(endpoints.iter().map(|id| found.get(id).cloned()).collect())
+}
+
+async fn load(db: Db, attempts: Vec<Key>) -> sqlx::Result<Vec<Option<Loaded>>> {
     let mut reader = db.read().await?;
     let mut rows: Vec<Loaded> = Vec::new();
     if let Conn::Postgres(conn) = reader.conn() {
         let ids: Vec<uuid::Uuid> = attempts.iter().map(|(id, ..)| (*id).into()).collect();
         let numbers: Vec<i64> = attempts.iter().map(|(_, number, _)| *number).collect();
         let jobs: Vec<&str> = attempts.iter().map(|(.., job)| job.as_str()).collect();
-        let asking = sqlx::query_as(text)
+        let asking = sqlx::query_as(WHOLE)
             .bind(ids)
             .bind(numbers)
             .bind(jobs)
