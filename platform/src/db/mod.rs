@@ -46,6 +46,9 @@ use crate::config::Config;
 /// How long a statement waits for a connection or a lock before the store counts as out of reach.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long somebody waits for his turn at SQLite's only writer: a queue in this process is no outage.
+const TURN: Duration = Duration::from_secs(20);
+
 /// How long a statement may go without its answer before its connection counts as dead; the server
 /// itself ends what takes longer than [`LONGEST_STATEMENT`].
 const SILENCE: Duration = Duration::from_secs(20);
@@ -257,7 +260,7 @@ impl Db {
             .pragma("temp_store", "memory");
         let writer = SqlitePoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(PATIENCE)
+            .acquire_timeout(TURN)
             .test_before_acquire(false)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -275,6 +278,14 @@ impl Db {
     /// Applies every migration that is missing; safe beside running nodes.
     pub async fn migrate(&self) -> Result<(), OpenError> {
         migrate::run(self).await.map_err(OpenError::from)
+    }
+
+    /// How long the opening of a transaction that may write is waited for.
+    pub fn patience(&self) -> Duration {
+        match self {
+            Self::Postgres(_) => PATIENCE,
+            Self::Sqlite { .. } => TURN,
+        }
     }
 
     /// Opens a transaction that may write.

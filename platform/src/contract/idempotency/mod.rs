@@ -388,7 +388,7 @@ impl Idempotency {
 
     /// Opens the transaction, takes the key's lock and looks for a record.
     async fn start(&self, asked: &Asked) -> Result<Start, ApiError> {
-        db::within(db::PATIENCE, self.open(asked))
+        db::within(self.db.patience(), self.open(asked))
             .await
             .map_err(unavailable)?
     }
