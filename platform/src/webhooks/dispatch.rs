@@ -7,8 +7,8 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    deliveries::DeliverWebhook,
     endpoints::EndpointId,
+    planning::DeliverWebhook,
     rooms::Place,
     worker::{Fresh, HeadStart, Worker},
 };

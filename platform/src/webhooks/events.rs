@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{
-    deliveries::{self, State},
+    deliveries::State,
     endpoints::{self, EndpointId},
     event_types::EventType,
     patterns::Patterns,
+    planning,
     publishing::Publisher,
 };
 use crate::{
@@ -271,7 +272,7 @@ async fn deliver(
             None => {}
         }
     }
-    deliveries::create_all(on, event, &listening).await
+    planning::create_all(on, event, &listening).await
 }
 
 /// The handlers of `/events`.

@@ -22,6 +22,7 @@ pub mod inspector;
 pub mod ladder;
 pub mod patterns;
 pub mod payload;
+pub mod planning;
 pub mod publishing;
 pub mod redeliveries;
 pub mod repeats;

@@ -12,11 +12,12 @@ use std::{collections::HashMap, sync::Arc};
 use futures::{FutureExt as _, future::BoxFuture};
 
 use super::{
-    deliveries::{DeliverWebhook, DeliveryId},
+    deliveries::DeliveryId,
     dispatch::{Dispatch, Start},
     endpoints::EndpointId,
     events::{self, Event},
     patterns::Patterns,
+    planning::DeliverWebhook,
     worker::Fresh,
 };
 use crate::{

@@ -31,8 +31,9 @@ use crate::{
         text::Text,
     },
     db::{self, Db, Id, Kind, Timestamp, execute, fetch_optional},
+    jobs,
 };
-use walk::{climb_again, enqueue};
+use walk::climb_again;
 
 pub(super) use walk::batch;
 pub use walk::rescue;
@@ -192,7 +193,7 @@ impl RedeliveriesApi {
         let Some(job) = climb_again(&mut work, letter.delivery_id, enabled, now).await? else {
             return conflict(resolved);
         };
-        enqueue(&mut work, &Vec::from_iter(job), now).await?;
+        jobs::enqueue(&mut work, &Vec::from_iter(job), now).await?;
         Ok(Accepted {
             location: format!("/public/v1/webhook-deliveries/{}", letter.delivery_id),
             body: dead_letters::find(&mut work, caller.project, id.0).await?,

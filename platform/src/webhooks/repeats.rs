@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     attempts::Trigger,
     dead_letters::{self, Resolution},
-    deliveries::{self, DeliverWebhook, Delivery, DeliveryId, DeliveryRow},
+    deliveries::{self, Delivery, DeliveryId, DeliveryRow},
     endpoints::{self, EndpointId},
     inspector::{self, BinId},
     ladder::Outcome,
+    planning::DeliverWebhook,
     settle::Settlement,
 };
 use crate::{

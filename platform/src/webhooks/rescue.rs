@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ulid::Ulid;
 
-use super::deliveries::{self, DeliveryId};
+use super::{deliveries::DeliveryId, planning};
 use crate::db::{Db, Queryable as _, Timestamp, fetch_all, fetch_optional};
 
 /// Deliveries that are looked at in one statement.
@@ -108,7 +108,7 @@ async fn plan_again(db: &Db, delivery: DeliveryId, before: Timestamp) -> sqlx::R
     };
     let lost = fetch_optional!(&mut tx, (DeliveryId,), text, delivery, before)?.is_some();
     if lost {
-        deliveries::plan_again(&mut tx, delivery, Timestamp::now()).await?;
+        planning::plan_again(&mut tx, delivery, Timestamp::now()).await?;
     }
     tx.commit().await?;
     Ok(lost)

@@ -15,10 +15,11 @@ pub(super) use together::takes;
 use super::{
     attempts::{AttemptId, HeaderView, PluginUse, Status, Trigger},
     dead_letters::DeadLetterId,
-    deliveries::{self, DeliverWebhook, DeliveryId, State},
+    deliveries::{DeliveryId, State},
     endpoints::{self, EndpointId},
     events::EventId,
     ladder::{self, DeadReason, Next, Outcome},
+    planning::{self, DeliverWebhook},
     repeats::{self, Repeat},
     signals,
 };
@@ -305,7 +306,7 @@ pub(super) async fn hold(
     let now = Timestamp::now();
     let state = match endpoints::is_enabled_for_now(&mut tx, endpoint).await? {
         Some(true) => {
-            let ended = deliveries::put_off_within(&mut tx, taken, now).await?;
+            let ended = planning::put_off_within(&mut tx, taken, now).await?;
             tx.commit().await?;
             return Ok(ended);
         }

@@ -6,8 +6,8 @@
 
 use super::{
     chores::Chore,
-    deliveries::{DeliverWebhook, Planned},
     endpoints::{self, EndpointId},
+    planning::{DeliverWebhook, Planned},
 };
 use crate::{
     db::{Db, Queryable, Timestamp, execute, fetch_all},

@@ -22,9 +22,10 @@ use url::Url;
 use super::{
     attempts::{HeaderView, PluginUse, Status, Trigger, shown_headers},
     custom_headers::CustomHeaders,
-    deliveries::{self, DeliverWebhook, State},
+    deliveries::State,
     endpoints::open_headers,
     ladder,
+    planning::{self, DeliverWebhook},
     repeats::Repeat,
     rooms::{Place, Rooms, Running, lane},
     sender::{OutgoingRequest, Sender},
@@ -166,7 +167,7 @@ impl Worker {
         }
         if load::is_under_way(&self.db, job).await? {
             let at = Timestamp::now() + A_MOMENT;
-            return deliveries::put_off(&self.db, taken, at).await;
+            return planning::put_off(&self.db, taken, at).await;
         }
         // From here on something is settled or sent, which only who has the job may do.
         if self.stop.is_cancelled() || !self.begin.mark(taken).await? {
@@ -194,7 +195,7 @@ impl Worker {
         let settlement = match self.prepare(job, &loaded, &outlet, started_at).await? {
             Prepared::Wait => {
                 let at = Timestamp::now() + A_MOMENT;
-                return deliveries::put_off(&self.db, taken, at).await;
+                return planning::put_off(&self.db, taken, at).await;
             }
             Prepared::Drop { reason, plugin } => Settlement {
                 status: Status::Succeeded,
@@ -227,7 +228,7 @@ impl Worker {
         let job = &taken.job;
         if !self.rooms.is_to_park(job.project_id, job.endpoint_id) {
             let at = Timestamp::now() + A_WHILE.mul_f64(1.0 + rand::random::<f64>());
-            return deliveries::put_off(&self.db, taken, at).await;
+            return planning::put_off(&self.db, taken, at).await;
         }
         self.parking.park(taken, lane(job.endpoint_id)).await?;
         Ok(Ended::Removed)

@@ -22,7 +22,7 @@ use crate::{
         attempts::Trigger,
         deliveries::{self, State},
         event_types::TestMessage,
-        events,
+        events, planning,
         repeats::{PlannedAttempt, PlannedDelivery},
         signature::EndpointSecret,
         tidy,
@@ -202,7 +202,7 @@ impl EndpointActionsApi {
         let name = "webhook.test".to_owned();
         let event = events::insert(&mut work, caller.project, name, RawJson(data)).await?;
         let (delivery, request_id) =
-            deliveries::create(&mut work, &event, id.0, State::Pending, true).await?;
+            planning::create(&mut work, &event, id.0, State::Pending, true).await?;
         let row = deliveries::find(&mut work, caller.project, delivery).await?;
         Ok(Accepted {
             location: format!("/public/v1/webhook-deliveries/{delivery}"),

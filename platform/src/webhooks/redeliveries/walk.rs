@@ -15,8 +15,9 @@ use crate::{
     webhooks::{
         chores::Chore,
         dead_letters::{self, DeadLetterId, Resolution},
-        deliveries::{DeliverWebhook, DeliveryId, Planned, State},
+        deliveries::{DeliveryId, State},
         endpoints::{self, EndpointId},
+        planning::{DeliverWebhook, Planned},
     },
 };
 
@@ -57,15 +58,6 @@ pub(super) async fn climb_again(
     };
     dead_letters::resolve(on, delivery, Resolution::Redelivered, now).await?;
     Ok(Some(due.map(|_| planned.into())))
-}
-
-/// Has the first steps made.
-pub(super) async fn enqueue(
-    on: &mut impl Queryable,
-    jobs: &[DeliverWebhook],
-    now: Timestamp,
-) -> sqlx::Result<()> {
-    jobs::enqueue(on, jobs, now).await
 }
 
 #[derive(sqlx::FromRow)]
@@ -140,7 +132,7 @@ pub(in crate::webhooks) async fn batch(db: &Db, id: RedeliveryId, batch: i64) ->
             None => skipped += 1,
         }
     }
-    enqueue(&mut tx, &jobs, now).await?;
+    jobs::enqueue(&mut tx, &jobs, now).await?;
     let (reached_at, reached_id) = letters
         .last()
         .map_or((walk.reached_at, walk.reached_id), |letter| {

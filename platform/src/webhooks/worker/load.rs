@@ -14,10 +14,11 @@ use crate::{
     jobs::{Job as _, JobId, Taken},
     plugins::PluginId,
     webhooks::{
-        deliveries::{DeliverWebhook, DeliveryId, State},
+        deliveries::{DeliveryId, State},
         endpoints::EndpointId,
         events::{Event, EventId},
         payload,
+        planning::DeliverWebhook,
     },
 };
 

@@ -16,8 +16,9 @@ use crate::{
     webhooks::{
         attempts::{HeaderView, PluginUse, shown_headers},
         custom_headers::MASK,
-        deliveries::{DeliverWebhook, DeliveryId},
+        deliveries::DeliveryId,
         headers, payload,
+        planning::DeliverWebhook,
     },
 };
 
