@@ -1,8 +1,9 @@
 //! Room for attempts, per endpoint and per project: what keeps slow tenants from taking every slot.
 //!
-//! An endpoint has room for so many requests, a project for half of those that the queue makes, and all
-//! endpoints that are slow, or that have not answered yet, for half of all that this process makes. A few of
-//! those who find the room of a fast endpoint full wait at its door. All others are turned away, and their
+//! An endpoint has room for so many requests, and so has a project, and so have all endpoints together that are
+//! slow or have not answered yet: those who come from the queue find room as long as these hold less
+//! than half of the queue's slots, and those who begin where they were accepted a little longer. A few
+//! who find the room of a fast endpoint full wait at its door. All others are turned away, and their
 //! jobs are parked until there are places ([`Lanes`](crate::jobs::Lanes)), the fresh ones before the others.
 
 mod counts;
@@ -37,16 +38,25 @@ pub struct Rooms(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     size: usize,
-    project_part: usize,
-    slow_part: usize,
-    /// How many may be at slow endpoints if the last is the first request of an unknown one: so that it becomes
-    /// known, however many hang.
-    probing_part: usize,
+    from_queue: Part,
+    at_hand: Part,
     endpoints: Mutex<HashMap<EndpointId, Arc<Room>>>,
     waiting: Arc<Counts<EndpointId>>,
     projects: Arc<Counts<ProjectId>>,
     slow: Arc<Counts<()>>,
     crowded: Crowded,
+}
+
+/// How many places may be held for one more to be given.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// By the project.
+    project: usize,
+    /// At slow endpoints.
+    slow: usize,
+    /// At slow endpoints, if it is for the first request of an unknown one: so that it becomes known, however
+    /// many hang.
+    probing: usize,
 }
 
 /// The room of one endpoint.
@@ -82,9 +92,16 @@ impl Rooms {
     pub fn new(size: usize, of_queue: usize, in_all: usize) -> Self {
         Self(Arc::new(Inner {
             size,
-            project_part: of_queue.div_ceil(2),
-            slow_part: in_all.div_ceil(2),
-            probing_part: (in_all * 3).div_ceil(4),
+            from_queue: Part {
+                project: of_queue.div_ceil(2),
+                slow: of_queue.div_ceil(2),
+                probing: (of_queue * 3).div_ceil(4),
+            },
+            at_hand: Part {
+                project: in_all.div_ceil(2),
+                slow: (in_all * 3).div_ceil(8),
+                probing: in_all.div_ceil(2),
+            },
             endpoints: Mutex::default(),
             waiting: Arc::default(),
             projects: Arc::default(),
@@ -96,8 +113,9 @@ impl Rooms {
     /// A place, perhaps after waiting, if there is room.
     pub(super) async fn enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
-        let of_project = Counts::add(&self.0.projects, project, self.0.project_part)?;
-        let slow = self.among_slow(&room)?;
+        let part = self.0.from_queue;
+        let of_project = Counts::add(&self.0.projects, project, part.project)?;
+        let slow = self.among_slow(&room, part)?;
         let slot = if let Ok(slot) = room.slots.clone().try_acquire_owned() {
             slot
         } else {
@@ -120,9 +138,10 @@ impl Rooms {
     /// A place, if one is free now.
     pub(super) fn try_enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
+        let part = self.0.at_hand;
         let slot = room.slots.clone().try_acquire_owned().ok()?;
-        let of_project = Counts::add(&self.0.projects, project, self.0.project_part)?;
-        let slow = self.among_slow(&room)?;
+        let of_project = Counts::add(&self.0.projects, project, part.project)?;
+        let slow = self.among_slow(&room, part)?;
         Some(Place {
             number: room.arrive(),
             room,
@@ -140,19 +159,11 @@ impl Rooms {
 
     /// Counts one more among those at slow endpoints, if it is one: `None` when there are too many.
     #[expect(clippy::option_option, reason = "refused, not counted, counted")]
-    fn among_slow(&self, room: &Room) -> Option<Option<Counted<()>>> {
+    fn among_slow(&self, room: &Room, part: Part) -> Option<Option<Counted<()>>> {
         if !room.is_slow() {
             return Some(None);
         }
-        Counts::add(&self.0.slow, (), self.slow_part(room)).map(Some)
-    }
-
-    fn slow_part(&self, room: &Room) -> usize {
-        if room.is_unknown_and_empty() {
-            self.0.probing_part
-        } else {
-            self.0.slow_part
-        }
+        Counts::add(&self.0.slow, (), part.of_slow(room)).map(Some)
     }
 
     fn of(&self, endpoint: EndpointId) -> Arc<Room> {
@@ -171,7 +182,7 @@ impl Rooms {
         room
     }
 
-    /// How many more requests an endpoint has room for, when `given` more are about to go to slow ones.
+    /// How many more requests from the queue an endpoint has room for, when `given` more are about to go to slow ones.
     fn free(&self, endpoint: EndpointId, given: usize) -> usize {
         let room = self.of(endpoint);
         let free = room.slots.available_permits();
@@ -179,7 +190,7 @@ impl Rooms {
             return free;
         }
         let slow = self.0.slow.of(()) + given;
-        let left = self.slow_part(&room).saturating_sub(slow);
+        let left = self.0.from_queue.of_slow(&room).saturating_sub(slow);
         // Of an unknown one the first tells how fast it is.
         if room.is_unknown_and_empty() {
             left.min(1)
@@ -188,14 +199,24 @@ impl Rooms {
         }
     }
 
-    /// How many more requests a project has room for.
+    /// How many more requests from the queue a project has room for.
     fn free_of(&self, project: ProjectId) -> usize {
         let there = self.0.projects.of(project);
-        self.0.project_part.saturating_sub(there)
+        self.0.from_queue.project.saturating_sub(there)
     }
 
     fn is_slow(&self, endpoint: EndpointId) -> bool {
         self.of(endpoint).is_slow()
+    }
+}
+
+impl Part {
+    fn of_slow(self, room: &Room) -> usize {
+        if room.is_unknown_and_empty() {
+            self.probing
+        } else {
+            self.slow
+        }
     }
 }
 
@@ -294,35 +315,43 @@ mod tests {
 
     #[tokio::test]
     async fn a_project_with_many_endpoints_leaves_room_for_others() {
-        let rooms = Rooms::new(4, 16, 1_000);
-        let other = ProjectId::generate();
-        let busy = ProjectId::generate();
+        let rooms = Rooms::new(4, 16, 32);
+        let (busy, other) = (ProjectId::generate(), fast(&rooms));
+        let known: Vec<_> = (0..20).map(|_| fast(&rooms).1).collect();
         let mut places = Vec::new();
-        for _ in 0..100 {
-            places.extend(rooms.enter(busy, EndpointId::generate()).await);
+        for endpoint in &known {
+            places.extend(rooms.enter(busy, *endpoint).await);
         }
-        assert_eq!(places.len(), 8, "half of the slots");
-        assert!(rooms.enter(other, EndpointId::generate()).await.is_some());
-        places.pop();
-        assert!(rooms.enter(busy, EndpointId::generate()).await.is_some());
+        assert_eq!(places.len(), 8, "half of the queue's slots");
+        for endpoint in &known {
+            places.extend(fill(&rooms, busy, *endpoint));
+        }
+        assert_eq!(places.len(), 16, "half of all");
+        assert!(rooms.enter(other.0, other.1).await.is_some());
+        places.truncate(7);
+        assert!(rooms.enter(busy, known[0]).await.is_some());
     }
 
-    #[test]
-    fn slow_and_unknown_endpoints_of_many_projects_leave_half_to_fast_ones() {
-        let rooms = Rooms::new(64, 500, 1_000);
+    #[tokio::test]
+    async fn slow_and_unknown_endpoints_of_many_projects_leave_half_to_fast_ones() {
+        let rooms = Rooms::new(64, 400, 800);
         let (project, healthy) = fast(&rooms);
         let mut places = Vec::new();
         for _ in 0..20 {
             let (project, endpoint) = slow(&rooms);
-            places.extend(fill(&rooms, project, endpoint));
+            for _ in 0..64 {
+                places.extend(rooms.enter(project, endpoint).await);
+            }
         }
-        assert_eq!(places.len(), 500);
+        assert_eq!(places.len(), 200);
         // Those that hang from their very first request, too; but each shows what it is.
         for _ in 0..20 {
             let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
-            places.extend(fill(&rooms, project, endpoint));
+            for _ in 0..64 {
+                places.extend(rooms.enter(project, endpoint).await);
+            }
         }
-        assert_eq!(places.len(), 520);
+        assert_eq!(places.len(), 220);
         assert_eq!(fill(&rooms, project, healthy).len(), 64);
     }
 
