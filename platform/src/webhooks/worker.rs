@@ -217,12 +217,11 @@ impl Worker {
 
     /// What the endpoint's columns open to: opened once for all attempts that read them together.
     fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Arc<Outlet>, String> {
-        let outlet = match loaded.outlet.get() {
-            Some(outlet) => outlet.clone(),
-            None => {
-                let opened = Arc::new(self.unseal(loaded)?);
-                loaded.outlet.get_or_init(|| opened).clone()
-            }
+        let outlet = if let Some(outlet) = loaded.outlet.get() {
+            outlet.clone()
+        } else {
+            let opened = Arc::new(self.unseal(loaded)?);
+            loaded.outlet.get_or_init(|| opened).clone()
         };
         Ok(match job.repeat.as_ref().and_then(Repeat::bin) {
             // A bin shows what it gets, and values of an endpoint's own headers are never shown.
