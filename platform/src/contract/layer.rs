@@ -96,7 +96,9 @@ impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
     async fn call(&self, request: Request) -> poem::Result<Response> {
         let mut standing = None;
         let used = self.deprecations.used_by(&request);
-        let mut response = match self.answer(request, &used, &mut standing).await {
+        // On the heap, or every layer around this one would move it.
+        let answering = Box::pin(self.answer(request, &used, &mut standing));
+        let mut response = match answering.await {
             Ok(response) => response,
             Err(failure) => error::into_response(failure),
         };

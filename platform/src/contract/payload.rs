@@ -358,13 +358,20 @@ const DEEPEST: usize = 128;
 impl<'de> Deserialize<'de> for RawJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(deserializer)?;
-        if depth(raw.get()) > DEEPEST {
+        if is_too_deep(raw.get()) {
             return Err(de::Error::custom(format_args!(
                 "a value is nested at most {DEEPEST} deep"
             )));
         }
         Ok(Self(raw))
     }
+}
+
+/// Whether well-formed JSON is nested deeper than [`DEEPEST`].
+fn is_too_deep(json: &str) -> bool {
+    // Few brackets cannot be deep, wherever they stand; counting them is much faster than reading.
+    let opened = json.bytes().filter(|byte| matches!(byte, b'{' | b'['));
+    opened.count() > DEEPEST && depth(json) > DEEPEST
 }
 
 /// How deep well-formed JSON is nested.

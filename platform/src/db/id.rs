@@ -90,7 +90,16 @@ impl<K> hash::Hash for Id<K> {
 
 impl<K: Kind> fmt::Display for Id<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}_{}", K::PREFIX, self.0)
+        // In one piece: a text that grows is allocated again and again.
+        const { assert!(K::PREFIX.len() < 8, "a prefix is short") };
+        let mut ulid = [0; ulid::ULID_LEN];
+        let mut text = [0; 8 + ulid::ULID_LEN];
+        let mut end = 0;
+        for part in [K::PREFIX, "_", self.0.array_to_str(&mut ulid)] {
+            text[end..end + part.len()].copy_from_slice(part.as_bytes());
+            end += part.len();
+        }
+        f.write_str(std::str::from_utf8(&text[..end]).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -233,7 +233,7 @@ impl Db {
         // A database that is busy, or starts at the same time, gets a few chances.
         let mut tries = 1;
         loop {
-            match pool.acquire().await {
+            match Box::pin(pool.acquire()).await {
                 Ok(_) => break,
                 Err(sqlx::Error::PoolTimedOut) if tries < FIRST_TRIES => tries += 1,
                 Err(error) => return Err(error.into()),

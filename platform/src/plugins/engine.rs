@@ -126,7 +126,7 @@ impl std::fmt::Debug for PluginEngine {
 impl PluginEngine {
     /// Starts an engine that runs up to `concurrency` plugins at once.
     ///
-    /// Address space for all of them is reserved at once (not memory): 16 GiB for each.
+    /// Address space for all of them is reserved at once (not memory): 0.5 GiB for each.
     pub fn new(limits: Limits, concurrency: u32) -> Result<Self, EngineError> {
         if !(1..=1_000).contains(&concurrency) {
             return Err(EngineError::Concurrency(concurrency));
@@ -232,6 +232,12 @@ pub(super) fn settings(pool: Option<PoolingAllocationConfig>) -> Config {
         .max_wasm_stack(512 << 10)
         .async_stack_size(1 << 20)
         .memory_init_cow(true)
+        // Bounds are checked by code. Pages that fault would have to be closed again after each run that grew
+        // its memory, at every processor, which cost a small plugin more than its checks do.
+        .signals_based_traps(false)
+        .memory_guard_size(0)
+        // Twice what a memory may have: between two of them lies what nobody can reach.
+        .memory_reservation(2 * Limits::default().memory_bytes as u64)
         // Resolving source lines would parse a tenant's DWARF on the host at every trap.
         .wasm_backtrace_details(WasmBacktraceDetails::Disable);
     if let Some(pool) = pool {

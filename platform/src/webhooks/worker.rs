@@ -96,7 +96,8 @@ pub(super) struct HeadStart {
 
 /// What an endpoint's sealed and optional columns open to.
 struct Outlet {
-    url: String,
+    /// None where its text is no URL.
+    url: Option<Url>,
     secret: EndpointSecret,
     previous: Option<EndpointSecret>,
     headers: CustomHeaders,
@@ -234,7 +235,27 @@ impl Worker {
         Ok(Ended::Removed)
     }
 
-    fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Outlet, String> {
+    /// What the endpoint's columns open to: opened once for all attempts that read them together.
+    fn open(&self, job: &DeliverWebhook, loaded: &Loaded) -> Result<Arc<Outlet>, String> {
+        let outlet = if let Some(outlet) = loaded.outlet.get() {
+            outlet.clone()
+        } else {
+            let opened = Arc::new(self.unseal(loaded)?);
+            loaded.outlet.get_or_init(|| opened).clone()
+        };
+        Ok(match job.repeat.as_ref().and_then(Repeat::bin) {
+            // A bin shows what it gets, and values of an endpoint's own headers are never shown.
+            Some(bin) => Arc::new(Outlet {
+                url: Url::parse(bin).ok(),
+                secret: outlet.secret.clone(),
+                previous: outlet.previous.clone(),
+                headers: outlet.headers.clone().masked(),
+            }),
+            None => outlet,
+        })
+    }
+
+    fn unseal(&self, loaded: &Loaded) -> Result<Outlet, String> {
         let owner = loaded.endpoint_id.to_string();
         let open = |sealed: &Option<Vec<u8>>| -> Result<EndpointSecret, String> {
             let sealed = sealed.as_deref().ok_or("the endpoint has no secret")?;
@@ -252,21 +273,11 @@ impl Worker {
         let headers = loaded.headers.as_deref().unwrap_or_default();
         let headers = open_headers(&self.sealer, loaded.endpoint_id, headers)
             .map_err(|error| error.to_string())?;
-        let secret = open(&loaded.secret)?;
-        Ok(match job.repeat.as_ref().and_then(Repeat::bin) {
-            // A bin shows what it gets, and values of an endpoint's own headers are never shown.
-            Some(bin) => Outlet {
-                url: bin.to_owned(),
-                secret,
-                previous,
-                headers: headers.masked(),
-            },
-            None => Outlet {
-                url: loaded.url.clone().unwrap_or_default(),
-                secret,
-                previous,
-                headers,
-            },
+        Ok(Outlet {
+            url: (loaded.url.as_deref()).and_then(|url| Url::parse(url).ok()),
+            secret: open(&loaded.secret)?,
+            previous,
+            headers,
         })
     }
 
@@ -293,7 +304,7 @@ impl Worker {
                 );
             }
         };
-        let Ok(url) = Url::parse(&outlet.url) else {
+        let Some(url) = outlet.url.clone() else {
             return Self::failed(
                 taken,
                 loaded,

@@ -340,7 +340,8 @@ pub async fn sweep(tx: &mut Tx, now: Timestamp, batch: i64) -> sqlx::Result<u64>
 /// from `$1` to `$10`. What follows it writes for those in `ran (n, project_id)`: the requests, numbered
 /// from 1, whose keys were free and have their records now.
 ///
-/// As in [`lock`], the look may be older than the lock; then the primary key leaves the request out.
+/// As in [`lock`], the look may be older than the lock; then the primary key refuses the whole statement,
+/// and each request has to be executed alone.
 macro_rules! keep_many {
     () => {
         "WITH asked AS (SELECT * FROM UNNEST($1::uuid[], $2::text[], $3::bigint[], $4::bytea[], \
@@ -351,10 +352,8 @@ macro_rules! keep_many {
          WHERE r.project_id = asked.project_id AND r.key = asked.key)), \
          kept AS (INSERT INTO idempotency_records \
          (project_id, key, fingerprint, status, headers, body, is_whole, created_at, expires_at) \
-         SELECT project_id, key, fingerprint, status, headers, body, is_whole, $10, expires_at FROM free \
-         ON CONFLICT (project_id, key) DO NOTHING RETURNING project_id, key), \
-         ran AS MATERIALIZED (SELECT free.n, free.project_id FROM free \
-         JOIN kept ON kept.project_id = free.project_id AND kept.key = free.key)"
+         SELECT project_id, key, fingerprint, status, headers, body, is_whole, $10, expires_at FROM free), \
+         ran AS (SELECT n, project_id FROM free)"
     };
 }
 

@@ -3,7 +3,7 @@
 //! Nearly every attempt is the ladder's own and is received, and what becomes of its delivery then
 //! depends on nothing else. Those that end while others are being settled go together: one statement
 //! writes their rows, turns their deliveries and removes their jobs. Whatever is out of the ordinary (another outcome, a
-//! repeat, SQLite, a batch that failed) is settled alone.
+//! repeat, SQLite, a batch that failed, as one does in which an attempt is on record already) is settled alone.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ async fn commit(db: Db, mut settlements: Vec<Arc<Settlement>>) -> sqlx::Result<V
          SELECT * FROM UNNEST($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::bigint[], \
           $7::text[], $8::text[], $9::uuid[], $10::text[], $11::bigint[], $12::text[], $13::bigint[], \
           $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::timestamptz[]) \
-         ON CONFLICT (delivery_id, number) DO NOTHING RETURNING delivery_id, number, status_code) \
+         RETURNING delivery_id, number, status_code) \
          UPDATE webhook_deliveries d SET attempts = d.attempts + 1, updated_at = $20, \
          last_status_code = COALESCE(made.status_code, d.last_status_code), \
          state = CASE WHEN d.state IN ('pending', 'retrying', 'paused') THEN 'delivered' ELSE d.state END, \

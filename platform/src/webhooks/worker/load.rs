@@ -4,10 +4,14 @@
 //! the job before: only the endpoint is asked for, once for all attempts that begin together. An attempt is
 //! settled and its job removed at once, so that no job comes whose attempt is on record.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use serde_json::value::RawValue;
 
+use super::Outlet;
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
     db::{self, Conn, Db, Gather, JsonText, Queryable as _, Timestamp, fetch_one, fetch_optional},
@@ -26,7 +30,7 @@ use crate::{
 const LARGEST: usize = 100;
 
 /// All that an attempt needs.
-#[derive(Debug, sqlx::FromRow)]
+#[derive(sqlx::FromRow)]
 pub struct Loaded {
     pub(super) id: DeliveryId,
     pub(super) number: i64,
@@ -55,10 +59,13 @@ pub struct Loaded {
     pub(super) secret: Option<Vec<u8>>,
     pub(super) previous_secret: Option<Vec<u8>>,
     pub(super) previous_secret_until: Option<Timestamp>,
+    /// What the endpoint's columns open to, once they were opened.
+    #[sqlx(skip)]
+    pub(super) outlet: Arc<OnceLock<Arc<Outlet>>>,
 }
 
 /// An endpoint as an attempt finds it, with the active version of its plugin.
-#[derive(Debug, sqlx::FromRow)]
+#[derive(sqlx::FromRow)]
 struct Standing {
     id: EndpointId,
     enabled: bool,
@@ -72,6 +79,8 @@ struct Standing {
     secret: Vec<u8>,
     previous_secret: Option<Vec<u8>>,
     previous_secret_until: Option<Timestamp>,
+    #[sqlx(skip)]
+    outlet: Arc<OnceLock<Arc<Outlet>>>,
 }
 
 /// A delivery whose event this process has just written, and that nobody else knows of.
@@ -112,6 +121,7 @@ impl Fresh {
             secret: endpoint.map(|endpoint| endpoint.secret.clone()),
             previous_secret: endpoint.and_then(|endpoint| endpoint.previous_secret.clone()),
             previous_secret_until: endpoint.and_then(|endpoint| endpoint.previous_secret_until),
+            outlet: endpoint.map_or_else(Arc::default, |endpoint| endpoint.outlet.clone()),
         }
     }
 }
