@@ -8,3 +8,6 @@ CREATE INDEX jobs_parked ON apalis.jobs (job_type, lane, priority DESC, run_at)
 ALTER TABLE apalis.jobs ADD COLUMN begun_at TIMESTAMPTZ;
 
 UPDATE apalis.jobs SET begun_at = now() WHERE status = 'Running';
+
+-- Before, what failed waited under a status of its own.
+UPDATE apalis.jobs SET status = 'Pending' WHERE status = 'Failed' AND attempts < max_attempts;

@@ -8,3 +8,6 @@ CREATE INDEX jobs_parked ON Jobs (job_type, lane, priority DESC, run_at)
 ALTER TABLE Jobs ADD COLUMN begun_at INTEGER;
 
 UPDATE Jobs SET begun_at = unixepoch() WHERE status IN ('Queued', 'Running');
+
+-- Before, what failed waited under a status of its own.
+UPDATE Jobs SET status = 'Pending' WHERE status = 'Failed' AND attempts < max_attempts;

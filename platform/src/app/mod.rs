@@ -396,11 +396,7 @@ impl App {
         let anywhere = TargetPolicy {
             allow_private: true,
         };
-        let rooms = Rooms::new(
-            config.webhooks.endpoint_concurrency,
-            concurrency,
-            config.webhooks.concurrency,
-        );
+        let rooms = Rooms::new(config.webhooks.endpoint_concurrency, concurrency, at_hand);
         let worker = Worker {
             db: db.clone(),
             sealer: Sealer::new(&self.store.master),
@@ -440,6 +436,7 @@ impl App {
             handler: deliver,
             hand,
             lanes: Some(Arc::new(rooms)),
+            begin: None,
         };
         together([
             deliver.until(stop.clone()).map(Ok).boxed_local(),

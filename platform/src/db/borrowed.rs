@@ -111,7 +111,12 @@ impl Connections {
             drop(shelf);
             lent.give_back();
         } else {
+            // Those at the bottom, which nobody has needed for long, would never come back otherwise.
+            let old = |lent: &mut Lent| lent.since.elapsed() >= RENEWED;
+            let old: Vec<_> = shelf.ready.extract_if(.., old).collect();
             shelf.ready.push(lent);
+            drop(shelf);
+            old.into_iter().for_each(Lent::give_back);
         }
     }
 

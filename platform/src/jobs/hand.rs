@@ -106,11 +106,16 @@ impl Hand {
 
     /// Room for one job, if there is any now.
     pub fn take(&self) -> Option<Grip> {
-        let worker = self.worker().clone()?;
+        // The token while the hand is open: whoever closes it waits for those that were taken before.
+        let (worker, held) = {
+            let worker = self.worker();
+            let worker = worker.as_ref()?;
+            (worker.clone(), worker.running.token())
+        };
         let slot = self.0.slots.clone().try_acquire_owned().ok()?;
         Some(Grip {
             hand: self.clone(),
-            _held: worker.running.token(),
+            _held: held,
             worker,
             written: None,
             _slot: slot,
@@ -145,6 +150,13 @@ impl Grip {
             let grip = self;
             let store = &grip.hand.0.store;
             let ended = unless_it_panics(store, &grip.worker.name, &id, work).await;
+            if ended == Ended::NotBegun {
+                // Marked from the start: left like this, it would count as lost.
+                let given_back = store.give_back(&grip.worker.name, &[id.as_str()]).await;
+                if let Err(error) = given_back {
+                    tracing::warn!(%error, "a job that was not begun could not be given back");
+                }
+            }
             if ended == Ended::Settled {
                 let done = || grip.hand.0.done.get(id.clone());
                 until_done("acknowledging a job", done).await;

@@ -24,7 +24,6 @@ use apalis_postgres::{Config, Error, PgTask};
 use apalis_sqlite::JsonCodec;
 use serde::Deserialize as _;
 use serde_json::Value;
-use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use ulid::Ulid;
 
@@ -35,8 +34,11 @@ use super::{
 };
 use crate::db::{self, Db};
 
-/// How long a step may take.
-const STEP: Duration = Duration::from_secs(10);
+/// How long a step may take, beside the time for a connection.
+const STEP: Duration = Duration::from_secs(5);
+
+/// Jobs that are looked at at a time while lanes are crowded, so that those to be parked are soon out of the way.
+const LOOK: usize = 1_000;
 
 /// Crowded lanes that are looked for at a time.
 const LANES: usize = 200;
@@ -56,9 +58,6 @@ pub(super) struct Brought {
     pub(super) hand: Option<Hand>,
     /// What is known of the queue's lanes.
     pub(super) lanes: Option<Arc<dyn Lanes>>,
-    /// How long it lives before it judges others: those that lost the database with it need time to say
-    /// that they live.
-    pub(super) grace: Duration,
 }
 
 impl<J: Job> Queue<J> {
@@ -72,7 +71,6 @@ impl<J: Job> Queue<J> {
             steps: Persisted::new(Steps {
                 store,
                 config,
-                judges_from: Instant::now() + brought.grace,
                 brought,
                 last_lane: Arc::default(),
                 job: PhantomData,
@@ -147,7 +145,6 @@ struct Steps<J> {
     store: Store,
     config: Config,
     brought: Brought,
-    judges_from: Instant,
     /// Where the look for crowded lanes has come to.
     last_lane: Arc<Mutex<String>>,
     job: PhantomData<fn(J)>,
@@ -159,7 +156,6 @@ impl<J> Clone for Steps<J> {
             store: self.store.clone(),
             config: self.config.clone(),
             brought: self.brought.clone(),
-            judges_from: self.judges_from,
             last_lane: self.last_lane.clone(),
             job: PhantomData,
         }
@@ -173,20 +169,13 @@ fn task((id, job): Raw) -> Result<PgTask, Error> {
 }
 
 /// Does a step, or gives up.
-async fn step<T>(work: impl Future<Output = sqlx::Result<T>>) -> Result<T, Error> {
-    let done = tokio::time::timeout(STEP, work).await;
+async fn step<T>(db: &Db, work: impl Future<Output = sqlx::Result<T>>) -> Result<T, Error> {
+    let done = tokio::time::timeout(db.patience() + STEP, work).await;
     done.unwrap_or_else(|_| Err(db::silence()))
         .map_err(Error::from)
 }
 
 impl<J: Job> Steps<J> {
-    async fn recover(&self) -> sqlx::Result<()> {
-        if Instant::now() >= self.judges_from {
-            self.store.recover(self.config.orphaned_duration()).await?;
-        }
-        Ok(())
-    }
-
     /// Looks which lanes have parked jobs, some at a time and all in turn.
     async fn look_for_lanes(&self, lanes: &dyn Lanes) -> sqlx::Result<()> {
         let last = |is: Option<String>| {
@@ -225,7 +214,12 @@ impl<J: Job> Steps<J> {
                     let lane = serde_json::from_slice::<J>(job).ok()?.lane()?;
                     crowded?.is_crowded(&lane).then_some(lane)
                 };
-                self.store.fetch_sorted(worker, most, parks).await?
+                let look = if crowded.is_some() {
+                    LOOK.max(most)
+                } else {
+                    most
+                };
+                self.store.fetch_sorted(worker, look, most, parks).await?
             }
         };
         fetched.extend(due);
@@ -260,8 +254,7 @@ impl<J: Job> Persistence for Steps<J> {
     type Error = Error;
 
     async fn register(&mut self, worker: &WorkerContext) -> Result<(), Error> {
-        step(async {
-            self.recover().await?;
+        step(&self.store.db, async {
             self.store.register(worker.name()).await?;
             if let Some(hand) = &self.brought.hand {
                 hand.open(worker.name(), &self.brought.running);
@@ -273,18 +266,14 @@ impl<J: Job> Persistence for Steps<J> {
 
     /// Signs of life are given by [`run`](super::run), also while all slots are taken.
     async fn heartbeat(&mut self, _: &WorkerContext) -> Result<(), Error> {
-        step(async {
-            self.recover().await?;
-            match self.brought.lanes.as_deref() {
-                Some(lanes) => self.look_for_lanes(lanes).await,
-                None => Ok(()),
-            }
-        })
-        .await
+        match self.brought.lanes.as_deref() {
+            Some(lanes) => step(&self.store.db, self.look_for_lanes(lanes)).await,
+            None => Ok(()),
+        }
     }
 
     async fn fetch_next(&mut self, worker: &WorkerContext) -> Result<Vec<PgTask>, Error> {
-        let fetched = step(self.fetch(worker.name())).await?;
+        let fetched = step(&self.store.db, self.fetch(worker.name())).await?;
         fetched.into_iter().map(task).collect()
     }
 
@@ -299,7 +288,7 @@ impl<J: Job> Persistence for Steps<J> {
             .collect();
         let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
         // They did not begin: nobody needs to wonder what came of them.
-        step(self.store.give_back(worker.name(), &ids)).await?;
+        step(&self.store.db, self.store.give_back(worker.name(), &ids)).await?;
         Ok(ids.len() as u64)
     }
 
@@ -326,7 +315,7 @@ impl<J: Job> Persistence for Steps<J> {
                 _ => done.push(id),
             }
         }
-        step(async {
+        step(&self.store.db, async {
             if !done.is_empty() {
                 let ids: Vec<&str> = done.iter().map(|id| &**id).collect();
                 self.store.remove(&ids).await?;

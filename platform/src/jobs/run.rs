@@ -13,11 +13,12 @@ use std::{
 use apalis::{layers::WorkerBuilderExt as _, prelude::*};
 use apalis_core::{error::BoxDynError, task::task_id::TaskId};
 use futures::FutureExt as _;
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use ulid::Ulid;
 
 use super::{
-    Ended, Hand, Handler, Job, JobId, Taken,
+    Begin, Ended, Hand, Handler, Job, JobId, Taken,
     lanes::Lanes,
     pace::Pace,
     queue::{Brought, Queue},
@@ -28,11 +29,11 @@ use crate::db::{self, Db, announced};
 /// How often a worker says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(3);
 
-/// How many missed heartbeats make a worker dead.
-const MISSED_HEARTBEATS: usize = 4;
+/// How long a worker gives no sign of life before it counts as dead.
+const DEAD: Duration = Duration::from_secs(12);
 
-/// How long a worker that follows one which lost the database does not judge others: they lost it too, and
-/// say that they live within a heartbeat and the time that a failing one takes.
+/// How long nobody is judged by a process that has just started, or could not say itself that it lives: others
+/// lost the database with it, and need a heartbeat and the time that a failing one takes.
 const GRACE: Duration = Duration::from_secs(9);
 
 /// How long a job that did not begin stays.
@@ -53,6 +54,8 @@ pub struct Run<J> {
     pub hand: Option<Hand>,
     /// What is known of its lanes.
     pub lanes: Option<Arc<dyn Lanes>>,
+    /// What marks a job as begun before its handler gets it; nothing, where the handler sees to that.
+    pub begin: Option<Begin>,
 }
 
 /// A worker, from its registration to the end of the last of its jobs.
@@ -89,9 +92,10 @@ impl Lives {
 struct Name(Arc<str>);
 
 impl<J: Job> Run<J> {
-    /// A queue without lanes, whose jobs are found by looking.
+    /// A queue without lanes, whose jobs are found by looking, and begun before anything is done.
     pub fn plain(db: Db, concurrency: usize, handler: Handler<J>) -> Self {
         Self {
+            begin: Some(Begin::new(db.clone())),
             db,
             concurrency,
             handler,
@@ -127,15 +131,13 @@ impl<J: Job> Run<J> {
     /// One worker after the other.
     async fn live(&self, lives: &Lives) {
         let mut pause = Duration::from_millis(100);
-        let mut grace = Duration::ZERO;
         loop {
             let name = format!("{}-{}", J::QUEUE, Ulid::generate());
-            let started = tokio::time::Instant::now();
+            let started = Instant::now();
             let brought = Brought {
                 running: lives.begin(&name),
                 hand: self.hand.clone(),
                 lanes: self.lanes.clone(),
-                grace,
             };
             let ended = self.worker(&name, brought).await;
             if let Some(hand) = &self.hand {
@@ -149,7 +151,6 @@ impl<J: Job> Run<J> {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(5));
-            grace = GRACE;
         }
     }
 
@@ -158,7 +159,6 @@ impl<J: Job> Run<J> {
             .queue(J::QUEUE)
             .batch_size(self.concurrency.min(200))
             .heartbeat_interval(HEARTBEAT)
-            .missed_heartbeats(MISSED_HEARTBEATS)
             .lock_tasks(false);
         let running = brought.running.clone();
         let queue = Queue::<J>::new(self.db.clone(), config, brought);
@@ -171,6 +171,7 @@ impl<J: Job> Run<J> {
             .concurrency(self.concurrency)
             .data(self.handler.clone())
             .data(Name(name.into()))
+            .data(self.begin.clone())
             .data(store)
             .parallelize(move |job| running.spawn(job))
             .build(handle::<J>)
@@ -184,6 +185,7 @@ async fn handle<J: Job>(
     id: TaskId,
     handler: Data<Handler<J>>,
     name: Data<Name>,
+    begin: Data<Option<Begin>>,
     store: Data<Store>,
 ) -> Result<Ended, BoxDynError> {
     let taken = Taken {
@@ -193,7 +195,15 @@ async fn handle<J: Job>(
         is_marked: false,
     };
     let (id, worker) = (taken.id.clone(), taken.worker.clone());
-    let ended = unless_it_panics(&store, &worker, &id, handler(taken)).await;
+    let work = async {
+        if let Some(begin) = &*begin
+            && !until_done("beginning a job", || begin.mark(&taken)).await
+        {
+            return Ended::NotBegun;
+        }
+        handler(taken).await
+    };
+    let ended = unless_it_panics(&store, &worker, &id, work).await;
     if ended == Ended::NotBegun {
         // Its worker is gone before it could note an end.
         tokio::time::sleep(UNTIL_UNACKNOWLEDGED).await;
@@ -223,22 +233,30 @@ pub(super) async fn unless_it_panics(
     Ended::Removed
 }
 
-/// Says that workers live, for as long as it is polled, and tidies up after those that ended.
+/// Says that workers live, for as long as it is polled, tidies up after those that ended, and takes over from
+/// those of other processes that died.
 async fn beat(db: &Db, queue: &'static str, lives: &Lives) {
     let store = Store {
         db: db.clone(),
         queue,
     };
+    let mut judges_from = Instant::now() + GRACE;
     loop {
-        tokio::time::sleep(HEARTBEAT).await;
         let names = lives.names();
         let beating = async {
             store::beat(db, &names).await?;
-            tidy(&store, lives).await
+            tidy(&store, lives).await?;
+            // Whoever has not just said himself that he lives may not find that another is dead.
+            if Instant::now() >= judges_from {
+                store.recover(DEAD).await?;
+            }
+            Ok(())
         };
-        if let Err(error) = db::within(db::PATIENCE, beating).await.flatten() {
+        if let Err(error) = db::within(db.patience(), beating).await.flatten() {
             tracing::warn!(queue, %error, "a worker could not say that it lives");
+            judges_from = Instant::now() + GRACE;
         }
+        tokio::time::sleep(HEARTBEAT).await;
     }
 }
 
@@ -261,6 +279,18 @@ async fn tidy(store: &Store, lives: &Lives) -> sqlx::Result<()> {
 /// Among these are jobs that ended and were not acknowledged any more; run again, they find that all
 /// is settled.
 async fn drain(db: &Db, queue: &'static str, lives: &Lives) {
+    let store = Store {
+        db: db.clone(),
+        queue,
+    };
+    // Others may have at once what was not begun.
+    for name in lives.names() {
+        let handed_back = db::within(db::PATIENCE, store.hand_back_unbegun(&name)).await;
+        if let Err(error) = handed_back.flatten() {
+            tracing::warn!(queue, %error, "jobs that were not begun could not be handed back yet");
+            break;
+        }
+    }
     let running: Vec<_> = (lives.all().iter())
         .map(|life| life.running.clone())
         .collect();
@@ -277,10 +307,6 @@ async fn drain(db: &Db, queue: &'static str, lives: &Lives) {
             "some jobs did not end in time; they run again elsewhere"
         );
     }
-    let store = Store {
-        db: db.clone(),
-        queue,
-    };
     for name in lives.names() {
         let handed_back = db::within(db::PATIENCE, store.hand_back(&name, have_ended)).await;
         if let Err(error) = handed_back.flatten() {

@@ -13,9 +13,6 @@ use super::{
 };
 use crate::db::{self, Conn, Db, Queryable, Tx, execute, fetch_all, fetch_one, fetch_optional};
 
-/// Jobs that are looked at at a time while lanes are crowded, so that those to be parked are soon out of the way.
-const LOOK: usize = 1_000;
-
 /// How long a job rests that could not be read.
 const REST: Duration = Duration::from_mins(1);
 
@@ -74,6 +71,8 @@ pub(super) struct Store {
 
 impl Store {
     /// Enters a worker, which lives from now on.
+    ///
+    /// Under a type of its own: nodes of before, which do not know the mark, leave its jobs alone.
     pub(super) async fn register(&self, worker: &str) -> sqlx::Result<()> {
         let mut on = self.db.autocommit().await?;
         let text = on_each!(
@@ -81,7 +80,7 @@ impl Store {
             "INSERT INTO ",
             workers,
             " (id, worker_type, storage_name, layers, last_seen) \
-             VALUES ($1, $2, 'botix', '', ",
+             VALUES ($1, $2 || '/2', 'botix', '', ",
             now,
             ")"
         );
@@ -100,8 +99,9 @@ impl Store {
                     "UPDATE apalis.jobs SET ",
                     free!(),
                     ", attempts = attempts + stale.lost \
-                     FROM (SELECT j.id, CASE WHEN j.begun_at IS NULL THEN 0 ELSE 1 END AS lost FROM apalis.jobs j JOIN apalis.workers w ON w.id = j.lock_by \
-                     WHERE j.status IN ('Queued', 'Running') AND w.worker_type = $1 \
+                     FROM (SELECT j.id, CASE WHEN j.begun_at IS NULL AND j.status <> 'Running' THEN 0 ELSE 1 END \
+                     AS lost FROM apalis.jobs j JOIN apalis.workers w ON w.id = j.lock_by \
+                     WHERE j.status IN ('Queued', 'Running') AND w.worker_type IN ($1, $1 || '/2') \
                      AND w.last_seen <= now() - $2 * interval '1 second' FOR UPDATE OF j SKIP LOCKED) AS stale \
                      WHERE apalis.jobs.id = stale.id"
                 ),
@@ -116,7 +116,7 @@ impl Store {
                     free!(),
                     ", attempts = attempts + (begun_at IS NOT NULL) \
                      WHERE status IN ('Queued', 'Running') AND lock_by IN (SELECT id FROM Workers \
-                     WHERE worker_type = $1 AND last_seen <= unixepoch() - $2)"
+                     WHERE worker_type IN ($1, $1 || '/2') AND last_seen <= unixepoch() - $2)"
                 ),
                 self.queue,
                 dead_for
@@ -140,7 +140,7 @@ impl Store {
             return Err(only_postgres());
         };
         let fetching = sqlx::query_as(concat!(
-            "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $4, lock_at = now() FROM (",
+            "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $4, lock_at = now(), begun_at = NULL FROM (",
             due_on_postgres!("id"),
             ") AS due WHERE j.id = due.id RETURNING j.id, j.job"
         ))
@@ -153,16 +153,17 @@ impl Store {
         db::settle(&mut on, fetched)
     }
 
-    /// Gives a worker up to `most` jobs that are due, and parks those for which `parks` names a lane.
+    /// Of `look` jobs that are due gives a worker up to `most`, and parks those for which `parks` names a lane.
     pub(super) async fn fetch_sorted(
         &self,
         worker: &str,
+        look: usize,
         most: usize,
         parks: impl Fn(&[u8]) -> Option<Lane>,
     ) -> sqlx::Result<Vec<Raw>> {
         let mut tx = self.db.begin().await?;
         let (mut taken, mut parked) = (Vec::new(), Vec::new());
-        for (id, job) in self.due(&mut tx, LOOK.max(most)).await? {
+        for (id, job) in self.due(&mut tx, look).await? {
             match parks(&job) {
                 Some(lane) => parked.push(Parked {
                     id: JobId(id),
@@ -364,14 +365,20 @@ impl Store {
     /// Gives what a worker holds and did not begin back to the queue.
     pub(super) async fn hand_back_unbegun(&self, worker: &str) -> sqlx::Result<()> {
         let mut tx = self.db.begin().await?;
-        let text = on_each!(
-            tx,
-            "UPDATE ",
-            jobs,
-            " SET ",
-            (free!()),
-            " WHERE lock_by = $1 AND begun_at IS NULL"
-        );
+        let text = if tx.is_postgres() {
+            concat!(
+                "UPDATE apalis.jobs SET ",
+                free!(),
+                " WHERE id IN (SELECT id FROM apalis.jobs WHERE lock_by = $1 AND begun_at IS NULL \
+                 ORDER BY id FOR UPDATE)"
+            )
+        } else {
+            concat!(
+                "UPDATE Jobs SET ",
+                free!(),
+                " WHERE lock_by = $1 AND begun_at IS NULL"
+            )
+        };
         execute!(&mut tx, text, worker)?;
         tx.commit().await
     }
@@ -379,14 +386,17 @@ impl Store {
 
 /// Marks jobs as begun; for each, whether it was its worker's still.
 pub(super) async fn mark(db: Db, jobs: Vec<(JobId, Arc<str>)>) -> sqlx::Result<Vec<bool>> {
+    // Locked in this order, as by all who lock many.
+    let mut sorted: Vec<_> = jobs.iter().collect();
+    sorted.sort_unstable_by_key(|(id, _)| id.as_str());
     let mut marked: Vec<(String,)> = Vec::new();
     if let Db::Postgres(_) = db {
         let mut on = db.autocommit().await?;
         let Conn::Postgres(conn) = on.conn() else {
             return Err(only_postgres());
         };
-        let ids: Vec<&str> = jobs.iter().map(|(id, _)| id.as_str()).collect();
-        let workers: Vec<&str> = jobs.iter().map(|(_, worker)| &**worker).collect();
+        let ids: Vec<&str> = sorted.iter().map(|(id, _)| id.as_str()).collect();
+        let workers: Vec<&str> = sorted.iter().map(|(_, worker)| &**worker).collect();
         let marking = sqlx::query_as(
             "UPDATE apalis.jobs j SET begun_at = now() \
              FROM UNNEST($1::text[], $2::text[]) AS taken (id, worker) \
@@ -399,7 +409,7 @@ pub(super) async fn mark(db: Db, jobs: Vec<(JobId, Arc<str>)>) -> sqlx::Result<V
         marked = db::settle(&mut on, answer)?;
     } else {
         let mut tx = db.begin().await?;
-        for (id, worker) in &jobs {
+        for (id, worker) in sorted {
             marked.extend(fetch_optional!(
                 &mut tx,
                 (String,),
@@ -432,7 +442,8 @@ pub(super) async fn beat(db: &Db, names: &[Arc<str>]) -> sqlx::Result<()> {
 }
 
 /// Parks jobs.
-pub(super) async fn park(db: Db, jobs: Vec<Parked>) -> sqlx::Result<Vec<()>> {
+pub(super) async fn park(db: Db, mut jobs: Vec<Parked>) -> sqlx::Result<Vec<()>> {
+    jobs.sort_unstable_by(|a, b| a.id.as_str().cmp(b.id.as_str()));
     let mut tx = db.begin().await?;
     park_within(&mut tx, &jobs).await?;
     tx.commit().await?;
@@ -492,7 +503,7 @@ async fn take(tx: &mut Tx, worker: &str, ids: &[&str]) -> sqlx::Result<()> {
     }
     if let Conn::Postgres(conn) = tx.conn() {
         let taking = sqlx::query(
-            "UPDATE apalis.jobs SET status = 'Queued', lock_by = $2, lock_at = now(), \
+            "UPDATE apalis.jobs SET status = 'Queued', lock_by = $2, lock_at = now(), begun_at = NULL, \
              priority = CASE WHEN priority < 0 THEN priority + $3 ELSE priority END, \
              run_at = LEAST(run_at, now()) WHERE id = ANY($1)",
         )
@@ -506,7 +517,7 @@ async fn take(tx: &mut Tx, worker: &str, ids: &[&str]) -> sqlx::Result<()> {
     for id in ids {
         execute!(
             tx,
-            "UPDATE Jobs SET status = 'Queued', lock_by = $2, lock_at = unixepoch(), \
+            "UPDATE Jobs SET status = 'Queued', lock_by = $2, lock_at = unixepoch(), begun_at = NULL, \
              priority = CASE WHEN priority < 0 THEN priority + $3 ELSE priority END, \
              run_at = min(run_at, unixepoch()) WHERE id = $1",
             *id,

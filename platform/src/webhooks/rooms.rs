@@ -1,9 +1,8 @@
 //! Room for attempts, per endpoint and per project: what keeps slow tenants from taking every slot.
 //!
-//! An endpoint has room for so many requests, and so has a project, and so have all endpoints together that are
-//! slow or have not answered yet: those who come from the queue find room as long as these hold less
-//! than half of the queue's slots, and those who begin where they were accepted a little longer. A few
-//! who find the room of a fast endpoint full wait at its door. All others are turned away, and their
+//! An endpoint has room for so many requests. Of the slots of those who come from the queue, and of those who
+//! begin where they were accepted, a project may hold half, and so may all endpoints together that are slow or have not
+//! answered yet, of which those of one project half again. A few who find the room of a fast endpoint full wait at its door. All others are turned away, and their
 //! jobs are parked until there are places ([`Lanes`](crate::jobs::Lanes)), the fresh ones before the others.
 
 mod counts;
@@ -42,21 +41,31 @@ struct Inner {
     at_hand: Part,
     endpoints: Mutex<HashMap<EndpointId, Arc<Room>>>,
     waiting: Arc<Counts<EndpointId>>,
-    projects: Arc<Counts<ProjectId>>,
-    slow: Arc<Counts<()>>,
     crowded: Crowded,
 }
 
-/// How many places may be held for one more to be given.
-#[derive(Clone, Copy, Debug)]
+/// The slots that attempts take which come from the queue, or those of attempts that begin where their event
+/// was accepted: how many may be held so that one more is given.
+#[derive(Debug)]
 struct Part {
-    /// By the project.
-    project: usize,
+    projects: Arc<Counts<ProjectId>>,
+    slow: Arc<Counts<()>>,
+    slow_of: Arc<Counts<ProjectId>>,
+    most_of_project: usize,
     /// At slow endpoints.
-    slow: usize,
+    most_slow: usize,
+    /// At slow endpoints, of one project.
+    most_slow_of: usize,
     /// At slow endpoints, if it is for the first request of an unknown one: so that it becomes known, however
     /// many hang.
     probing: usize,
+}
+
+/// One more of a project.
+#[derive(Debug)]
+struct Share {
+    _of_project: Counted<ProjectId>,
+    slow: Option<(Counted<()>, Counted<ProjectId>)>,
 }
 
 /// The room of one endpoint.
@@ -74,6 +83,8 @@ struct Speed {
     /// When those that are there now came, by number; the oldest first.
     there: BTreeMap<u64, Instant>,
     came: u64,
+    /// How many left since the last request: their deliveries were cancelled, or their plugin failed.
+    idle: u32,
 }
 
 /// A place at an endpoint, free again when dropped.
@@ -82,88 +93,61 @@ pub struct Place {
     room: Arc<Room>,
     number: u64,
     _slot: OwnedSemaphorePermit,
-    _of_project: Counted<ProjectId>,
-    _slow: Option<Counted<()>>,
+    _share: Share,
 }
 
 impl Rooms {
-    /// Rooms for `size` requests each, of a process whose queue makes `of_queue` attempts at a time and that
-    /// makes `in_all`.
-    pub fn new(size: usize, of_queue: usize, in_all: usize) -> Self {
+    /// Rooms for `size` requests each, of a process that makes so many attempts from the queue at a time, and so
+    /// many that begin where their event was accepted.
+    pub fn new(size: usize, of_queue: usize, at_hand: usize) -> Self {
         Self(Arc::new(Inner {
             size,
-            from_queue: Part {
-                project: of_queue.div_ceil(2),
-                slow: of_queue.div_ceil(2),
-                probing: (of_queue * 3).div_ceil(4),
-            },
-            at_hand: Part {
-                project: in_all.div_ceil(2),
-                slow: (in_all * 3).div_ceil(8),
-                probing: in_all.div_ceil(2),
-            },
+            from_queue: Part::new(of_queue),
+            at_hand: Part::new(at_hand),
             endpoints: Mutex::default(),
             waiting: Arc::default(),
-            projects: Arc::default(),
-            slow: Arc::default(),
             crowded: Crowded::default(),
         }))
     }
 
-    /// A place, perhaps after waiting, if there is room.
+    /// A place for who comes from the queue, perhaps after waiting, if there is room.
     pub(super) async fn enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
-        let part = self.0.from_queue;
-        let of_project = Counts::add(&self.0.projects, project, part.project)?;
-        let slow = self.among_slow(&room, part)?;
+        let share = self.0.from_queue.share(project, &room)?;
         let slot = if let Ok(slot) = room.slots.clone().try_acquire_owned() {
             slot
         } else {
-            if slow.is_some() {
+            if share.slow.is_some() {
                 return None;
             }
             let _waiting = Counts::add(&self.0.waiting, endpoint, self.0.size / 4)?;
             // The semaphore is never closed.
-            room.slots.clone().acquire_owned().await.ok()?
+            let slot = room.slots.clone().acquire_owned().await.ok()?;
+            // It may have begun to hang meanwhile.
+            if room.is_slow() {
+                return None;
+            }
+            slot
         };
-        Some(Place {
-            number: room.arrive(),
-            room,
-            _slot: slot,
-            _of_project: of_project,
-            _slow: slow,
-        })
+        Some(Place::new(room, slot, share))
     }
 
-    /// A place, if one is free now.
+    /// A place for who begins where its event was accepted, if one is free now.
     pub(super) fn try_enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
-        let part = self.0.at_hand;
+        // Those that wait get half of what becomes free.
+        if room.slots.available_permits() <= self.0.size / 2 && self.0.crowded.knows(endpoint) {
+            return None;
+        }
         let slot = room.slots.clone().try_acquire_owned().ok()?;
-        let of_project = Counts::add(&self.0.projects, project, part.project)?;
-        let slow = self.among_slow(&room, part)?;
-        Some(Place {
-            number: room.arrive(),
-            room,
-            _slot: slot,
-            _of_project: of_project,
-            _slow: slow,
-        })
+        let share = self.0.at_hand.share(project, &room)?;
+        Some(Place::new(room, slot, share))
     }
 
     /// Notes that a delivery to this endpoint is about to be parked; false when too many endpoints are crowded
     /// for this one to be looked after.
     pub(super) fn is_to_park(&self, project: ProjectId, endpoint: EndpointId) -> bool {
         self.0.crowded.note(project, endpoint)
-    }
-
-    /// Counts one more among those at slow endpoints, if it is one: `None` when there are too many.
-    #[expect(clippy::option_option, reason = "refused, not counted, counted")]
-    fn among_slow(&self, room: &Room, part: Part) -> Option<Option<Counted<()>>> {
-        if !room.is_slow() {
-            return Some(None);
-        }
-        Counts::add(&self.0.slow, (), part.of_slow(room)).map(Some)
     }
 
     fn of(&self, endpoint: EndpointId) -> Arc<Room> {
@@ -182,48 +166,68 @@ impl Rooms {
         room
     }
 
-    /// How many more requests from the queue an endpoint has room for, when `given` more are about to go to slow ones.
-    fn free(&self, endpoint: EndpointId, given: usize) -> usize {
+    /// How many more requests from the queue an endpoint has room for, and whether it is a slow one.
+    fn free(&self, endpoint: EndpointId) -> (usize, bool) {
         let room = self.of(endpoint);
         let free = room.slots.available_permits();
-        if !room.is_slow() {
-            return free;
-        }
-        let slow = self.0.slow.of(()) + given;
-        let left = self.0.from_queue.of_slow(&room).saturating_sub(slow);
-        // Of an unknown one the first tells how fast it is.
-        if room.is_unknown_and_empty() {
-            left.min(1)
-        } else {
-            free.min(left)
-        }
-    }
-
-    /// How many more requests from the queue a project has room for.
-    fn free_of(&self, project: ProjectId) -> usize {
-        let there = self.0.projects.of(project);
-        self.0.from_queue.project.saturating_sub(there)
-    }
-
-    fn is_slow(&self, endpoint: EndpointId) -> bool {
-        self.of(endpoint).is_slow()
+        (free.min(room.opening()), room.is_slow())
     }
 }
 
 impl Part {
-    fn of_slow(self, room: &Room) -> usize {
+    fn new(slots: usize) -> Self {
+        Self {
+            projects: Arc::default(),
+            slow: Arc::default(),
+            slow_of: Arc::default(),
+            most_of_project: slots.div_ceil(2),
+            most_slow: slots.div_ceil(2),
+            most_slow_of: slots.div_ceil(4),
+            probing: (slots * 3).div_ceil(4),
+        }
+    }
+
+    /// One more of a project at this endpoint, if there may be.
+    fn share(&self, project: ProjectId, room: &Room) -> Option<Share> {
+        let of_project = Counts::add(&self.projects, project, self.most_of_project)?;
+        let slow = if room.is_slow() {
+            Some((
+                Counts::add(&self.slow, (), self.most_at(room))?,
+                Counts::add(&self.slow_of, project, self.most_slow_of)?,
+            ))
+        } else {
+            None
+        };
+        Some(Share {
+            _of_project: of_project,
+            slow,
+        })
+    }
+
+    /// How many may be at slow endpoints, so that one more at this one is let in.
+    fn most_at(&self, room: &Room) -> usize {
         if room.is_unknown_and_empty() {
             self.probing
         } else {
-            self.slow
+            self.most_slow
         }
     }
 }
 
 impl Place {
+    fn new(room: Arc<Room>, slot: OwnedSemaphorePermit, share: Share) -> Self {
+        Self {
+            number: room.arrive(),
+            room,
+            _slot: slot,
+            _share: share,
+        }
+    }
+
     /// Notes how long a request took.
     pub(super) fn took(&self, duration: Duration) {
         let mut speed = locked(&self.room.speed);
+        speed.idle = 0;
         speed.usual = Some(match speed.usual {
             Some(usual) => (usual * 7 + duration) / 8,
             None => duration,
@@ -233,7 +237,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        locked(&self.room.speed).there.remove(&self.number);
+        let mut speed = locked(&self.room.speed);
+        speed.there.remove(&self.number);
+        speed.idle += 1;
     }
 }
 
@@ -253,6 +259,17 @@ impl Room {
         let oldest = speed.there.first_key_value();
         let age = oldest.map_or(Duration::ZERO, |(_, came)| came.elapsed());
         speed.usual.is_none_or(|usual| usual.max(age) > SLOW)
+    }
+
+    /// How many of those that wait are to be let in at once: of an unknown endpoint one, whose request tells how
+    /// fast it is, and more when those let in came to no request.
+    fn opening(&self) -> usize {
+        let speed = locked(&self.speed);
+        match speed.usual {
+            Some(_) => usize::MAX,
+            None if speed.there.is_empty() => 1 << speed.idle.min(6),
+            None => 0,
+        }
     }
 
     fn is_unknown_and_empty(&self) -> bool {
@@ -315,7 +332,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_project_with_many_endpoints_leaves_room_for_others() {
-        let rooms = Rooms::new(4, 16, 32);
+        let rooms = Rooms::new(4, 16, 16);
         let (busy, other) = (ProjectId::generate(), fast(&rooms));
         let known: Vec<_> = (0..20).map(|_| fast(&rooms).1).collect();
         let mut places = Vec::new();
@@ -323,10 +340,10 @@ mod tests {
             places.extend(rooms.enter(busy, *endpoint).await);
         }
         assert_eq!(places.len(), 8, "half of the queue's slots");
-        for endpoint in &known {
+        for endpoint in &known[2..] {
             places.extend(fill(&rooms, busy, *endpoint));
         }
-        assert_eq!(places.len(), 16, "half of all");
+        assert_eq!(places.len(), 16, "and half of those at hand");
         assert!(rooms.enter(other.0, other.1).await.is_some());
         places.truncate(7);
         assert!(rooms.enter(busy, known[0]).await.is_some());
@@ -334,7 +351,7 @@ mod tests {
 
     #[tokio::test]
     async fn slow_and_unknown_endpoints_of_many_projects_leave_half_to_fast_ones() {
-        let rooms = Rooms::new(64, 400, 800);
+        let rooms = Rooms::new(64, 400, 400);
         let (project, healthy) = fast(&rooms);
         let mut places = Vec::new();
         for _ in 0..20 {
@@ -353,6 +370,24 @@ mod tests {
         }
         assert_eq!(places.len(), 220);
         assert_eq!(fill(&rooms, project, healthy).len(), 64);
+    }
+
+    #[tokio::test]
+    async fn a_project_whose_slow_endpoints_hang_leaves_room_to_other_slow_ones() {
+        let rooms = Rooms::new(64, 400, 400);
+        let (hanging, other) = (ProjectId::generate(), slow(&rooms));
+        let mut places = Vec::new();
+        for _ in 0..10 {
+            let (_, endpoint) = slow(&rooms);
+            places.extend(fill(&rooms, hanging, endpoint));
+            for _ in 0..64 {
+                places.extend(rooms.enter(hanging, endpoint).await);
+            }
+        }
+        assert_eq!(places.len(), 200, "a quarter of each");
+        assert!(rooms.enter(other.0, other.1).await.is_some());
+        let (_, quick) = fast(&rooms);
+        assert!(rooms.enter(hanging, quick).await.is_some());
     }
 
     #[test]

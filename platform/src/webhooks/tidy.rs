@@ -10,7 +10,7 @@ use super::{
     planning::{DeliverWebhook, Planned},
 };
 use crate::{
-    db::{Db, Queryable, Timestamp, execute, fetch_all},
+    db::{Db, Queryable, Timestamp, execute, fetch_all, fetch_one},
     jobs,
 };
 
@@ -49,6 +49,23 @@ pub async fn all(db: &Db, endpoint: EndpointId) -> sqlx::Result<()> {
     }
 }
 
+/// Whether an endpoint has a delivery in one of these states.
+macro_rules! is_any_left {
+    ($on:expr, $endpoint:expr, $states:literal) => {
+        fetch_one!(
+            $on,
+            (bool,),
+            concat!(
+                "SELECT EXISTS (SELECT 1 FROM webhook_deliveries WHERE endpoint_id = $1 AND state IN ",
+                $states,
+                ")"
+            ),
+            $endpoint
+        )?
+        .0
+    };
+}
+
 /// Sends what waited for an endpoint that is enabled, lets wait what is open of one that is disabled,
 /// and cancels what is open of one that is gone; whether there may be more.
 async fn batch(
@@ -56,12 +73,23 @@ async fn batch(
     endpoint: EndpointId,
     enabled: Option<bool>,
 ) -> sqlx::Result<bool> {
-    let done = match enabled {
-        Some(true) => release(on, endpoint).await?,
-        Some(false) => hold(on, endpoint).await?,
-        None => cancel(on, endpoint).await?,
+    // Asked, not counted: of those that were picked some may have been settled meanwhile, so a batch that is not
+    // full need not be the last.
+    let left = match enabled {
+        Some(true) => {
+            release(on, endpoint).await?;
+            is_any_left!(on, endpoint, "('paused')")
+        }
+        Some(false) => {
+            hold(on, endpoint).await?;
+            is_any_left!(on, endpoint, "('pending', 'retrying')")
+        }
+        None => {
+            cancel(on, endpoint).await?;
+            is_any_left!(on, endpoint, "('pending', 'retrying', 'paused')")
+        }
     };
-    Ok(done >= BATCH.unsigned_abs())
+    Ok(left)
 }
 
 /// The next deliveries of endpoint `$1` in these states. PostgreSQL locks them in the order of their ids, as whoever
@@ -101,17 +129,17 @@ macro_rules! over_next {
     };
 }
 
-async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
+async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
     let text = over_next!(
         on,
         "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2",
         "('pending', 'retrying')",
         ""
     );
-    execute!(on, text, endpoint, Timestamp::now(), BATCH)
+    execute!(on, text, endpoint, Timestamp::now(), BATCH).map(drop)
 }
 
-async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
+async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
     let now = Timestamp::now();
     let text = over_next!(
         on,
@@ -122,16 +150,15 @@ async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<
     );
     let released = fetch_all!(on, Planned, text, endpoint, now, BATCH)?;
     let jobs: Vec<_> = released.into_iter().map(DeliverWebhook::from).collect();
-    jobs::enqueue(on, &jobs, now).await?;
-    Ok(jobs.len() as u64)
+    jobs::enqueue(on, &jobs, now).await
 }
 
-async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<u64> {
+async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
     let text = over_next!(
         on,
         "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2",
         "('pending', 'retrying', 'paused')",
         ""
     );
-    execute!(on, text, endpoint, Timestamp::now(), BATCH)
+    execute!(on, text, endpoint, Timestamp::now(), BATCH).map(drop)
 }

@@ -15,7 +15,10 @@ use crate::{
 };
 
 /// Endpoints that are remembered at most.
-const MOST: usize = 1_000;
+const MOST: usize = 10_000;
+
+/// Endpoints that are looked at at a time.
+const LOOK: usize = 1_000;
 
 /// How long after a job was sent to be parked it surely is, or its parking failed.
 const UNTIL_PARKED: Duration = Duration::from_secs(1);
@@ -53,6 +56,11 @@ impl Crowded {
         known.endpoints.insert(endpoint, crowd);
         true
     }
+
+    /// Whether deliveries to this endpoint are parked, as far as is known.
+    pub(super) fn knows(&self, endpoint: EndpointId) -> bool {
+        locked(&self.0).endpoints.contains_key(&endpoint)
+    }
 }
 
 /// A lane is an endpoint, as it is written in the API.
@@ -62,8 +70,7 @@ pub(in crate::webhooks) fn lane(endpoint: EndpointId) -> Lane {
 
 impl Lanes for Rooms {
     fn is_crowded(&self, lane: &str) -> bool {
-        let known = locked(&self.0.crowded.0);
-        (lane.parse()).is_ok_and(|endpoint: EndpointId| known.endpoints.contains_key(&endpoint))
+        (lane.parse()).is_ok_and(|endpoint| self.0.crowded.knows(endpoint))
     }
 
     fn is_any_crowded(&self) -> bool {
@@ -79,35 +86,55 @@ impl Lanes for Rooms {
         );
         let later = known.endpoints.range((after, Bound::Unbounded));
         let sooner = known.endpoints.range((Bound::Unbounded, upto));
+        let queue = &self.0.from_queue;
         let mut openings = Vec::new();
-        let mut given = 0;
-        let mut of_projects: HashMap<ProjectId, usize> = HashMap::new();
-        let mut slow = 0;
-        for (endpoint, crowd) in later.chain(sooner) {
-            if given >= most {
+        let mut left = most;
+        let mut left_slow = queue.most_slow.saturating_sub(queue.slow.of(()));
+        let mut left_probing = queue.probing.saturating_sub(queue.slow.of(()));
+        let mut of_projects: HashMap<ProjectId, (usize, usize)> = HashMap::new();
+        let mut last = None;
+        for (endpoint, crowd) in later.chain(sooner).take(LOOK) {
+            if left == 0 {
                 break;
             }
-            let mut places = self.free(*endpoint, slow).min(most - given);
-            match crowd.project {
-                Some(project) => {
-                    let of_project = of_projects.entry(project).or_insert(0);
-                    places = places.min(self.free_of(project).saturating_sub(*of_project));
-                    *of_project += places;
-                }
-                // The first one tells whose it is.
-                None => places = places.min(1),
+            last = Some(*endpoint);
+            let (places, is_slow) = self.free(*endpoint);
+            // The first one tells whose it is.
+            let mut places = places
+                .min(left)
+                .min(crowd.project.map_or(1, |_| usize::MAX));
+            let mut nobody = (usize::MAX, usize::MAX);
+            let (of_project, slow_of) = match crowd.project {
+                Some(project) => of_projects.entry(project).or_insert_with(|| {
+                    (
+                        queue
+                            .most_of_project
+                            .saturating_sub(queue.projects.of(project)),
+                        queue.most_slow_of.saturating_sub(queue.slow_of.of(project)),
+                    )
+                }),
+                None => &mut nobody,
+            };
+            places = places.min(*of_project);
+            if is_slow {
+                let probes = self.of(*endpoint).is_unknown_and_empty();
+                let all = if probes {
+                    &mut left_probing
+                } else {
+                    &mut left_slow
+                };
+                places = places.min(*all).min(*slow_of);
+                left_slow = left_slow.saturating_sub(places);
+                left_probing = left_probing.saturating_sub(places);
+                *slow_of -= places;
             }
+            *of_project -= places;
+            left -= places;
             if places > 0 {
-                given += places;
-                if self.is_slow(*endpoint) {
-                    slow += places;
-                }
                 openings.push((*endpoint, places));
             }
         }
-        if let Some((last, _)) = openings.last() {
-            known.last = Some(*last);
-        }
+        known.last = last.or(known.last);
         let named = |(endpoint, places)| (lane(endpoint), places);
         openings.into_iter().map(named).collect()
     }

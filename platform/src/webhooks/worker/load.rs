@@ -228,7 +228,7 @@ pub(super) async fn is_under_way(db: &Db, job: &DeliverWebhook) -> sqlx::Result<
     };
     let asking = sqlx::query_as::<_, (bool,)>(
         "SELECT EXISTS (SELECT 1 FROM apalis.jobs WHERE job_type = $1 AND idempotency_key = ANY($2) \
-         AND begun_at IS NOT NULL)",
+         AND (begun_at IS NOT NULL OR status = 'Running'))",
     )
     .bind(DeliverWebhook::QUEUE)
     .bind(keys)
