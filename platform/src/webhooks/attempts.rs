@@ -14,13 +14,12 @@ use super::{deliveries::DeliveryId, endpoints::EndpointId, retention};
 use crate::{
     contract::{
         ApiError, Caller,
-        auth::ProjectId,
         cursor::Position,
         page::{self, Filter, ListTexts, Listed, Page, PageRequest},
         request_id::RequestId,
         spec::Tag,
     },
-    db::{Db, Id, JsonText, Kind, Queryable, Timestamp, fetch_optional},
+    db::{Db, Id, JsonText, Kind, Timestamp},
     plugins::{LogLine, PluginId},
 };
 
@@ -294,23 +293,6 @@ impl AttemptsApi {
 pub(super) fn time(name: &str, text: &str) -> Result<Timestamp, ApiError> {
     text.parse()
         .map_err(|_| ApiError::invalid_parameter(name, "a time is written in RFC 3339"))
-}
-
-/// Whether the last attempt at an endpoint, as far as any is on record, was received.
-pub(super) async fn last_was_received(
-    on: &mut impl Queryable,
-    project: ProjectId,
-    endpoint: EndpointId,
-) -> sqlx::Result<bool> {
-    let last = fetch_optional!(
-        on,
-        (String,),
-        "SELECT status FROM webhook_attempts WHERE project_id = $1 AND endpoint_id = $2 \
-         ORDER BY created_at DESC, id DESC LIMIT 1",
-        project,
-        endpoint
-    )?;
-    Ok(last.is_some_and(|(status,)| status == Status::Succeeded.as_str()))
 }
 
 /// The query texts of this resource's lists.

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{
-    attempts,
     deliveries::State,
     endpoints::{self, EndpointId},
     event_types::EventType,
@@ -214,28 +213,18 @@ pub(super) async fn insert(
 pub(super) enum Audience {
     /// Every endpoint that listens to it.
     Listeners,
-    /// Those that name its type or family, and of those that listen to everything the ones whose last
-    /// attempt was received, but for one.
-    Others {
+    /// Those that name its type or family, but for one.
+    Named {
         /// The one.
-        than: EndpointId,
+        except: EndpointId,
     },
 }
 
 impl Audience {
-    async fn has(
-        self,
-        on: &mut impl Queryable,
-        event: &Event,
-        target: &Target,
-    ) -> sqlx::Result<bool> {
-        let patterns = &target.event_types.0;
+    fn has(self, endpoint: EndpointId, patterns: &Patterns, event_type: &str) -> bool {
         match self {
-            Self::Listeners => Ok(patterns.matches(&event.event_type)),
-            Self::Others { than } if target.id == than => Ok(false),
-            Self::Others { .. } if patterns.name(&event.event_type) => Ok(true),
-            Self::Others { .. } => Ok(patterns.matches(&event.event_type)
-                && attempts::last_was_received(on, event.project_id, target.id).await?),
+            Self::Listeners => patterns.matches(event_type),
+            Self::Named { except } => endpoint != except && patterns.name(event_type),
         }
     }
 }
@@ -267,7 +256,7 @@ async fn deliver(
 ) -> sqlx::Result<()> {
     let mut listening = Vec::new();
     for target in targets {
-        if !audience.has(on, event, &target).await? {
+        if !audience.has(target.id, &target.event_types.0, &event.event_type) {
             continue;
         }
         // One that seems disabled is looked at again, locked: a delivery that is about to wait must

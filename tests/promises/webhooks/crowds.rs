@@ -153,12 +153,12 @@ async fn fresh_ones_go_before_those_that_were_tried(backend: Backend) {
     let server = TestServer::start(backend, &[one_place, SHORT_LADDER]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
-    receiver.script("/hook", vec![Reply::status(500); 20]);
+    let mut replies = vec![Reply::status(500); 20];
+    // By the time that this one ends, all retries are due.
+    replies.push(Reply::status(200).after(Duration::from_secs(4)));
+    receiver.script("/hook", replies);
     endpoint_at(&api, &receiver.url("/hook")).await;
     let old = publish_many(&api, 20).await;
-    receiver.wait_for("/hook", 20).await;
-    // By the time that this one ends, all retries are due.
-    receiver.script("/hook", [Reply::status(200).after(Duration::from_secs(4))]);
     let before = receiver.wait_for("/hook", 21).await.len();
     assert_eq!(before, 21);
     let fresh = publish(&api, "order.paid", json!({})).await;
@@ -193,25 +193,32 @@ async fn another_node_takes_up_what_one_had_no_room_for() {
     assert!(interrupted(&api).await >= 2);
 }
 
-/// Both nodes lose the database for longer than makes a worker dead, while each has attempts out.
+/// Both nodes lose the database for longer than makes a worker dead, while each has attempts out and more that
+/// wait; a third starts when it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_lost_the_database_together_do_not_take_each_other_for_dead() {
     let setup = Setup::new(Backend::Postgres).await.wired().await;
-    let server = setup.env(SHORT_LADDER.0, SHORT_LADDER.1).start().await;
+    let patient = ("BOTIX_WEBHOOKS__READ_TIMEOUT", "60s");
+    let setup = [SHORT_LADDER, EIGHT_SLOTS, patient]
+        .iter()
+        .fold(setup, |setup, (name, value)| setup.env(name, value));
+    let server = setup.start().await;
     let node = server.second_node().await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
-    receiver.always("/hook", Reply::status(200).after(Duration::from_secs(27)));
+    receiver.always("/hook", Reply::status(200).after(Duration::from_secs(25)));
     let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
     let mut events = Vec::new();
     for _ in 0..5 {
         events.push(publish(&api, "order.paid", json!({})).await);
         events.push(publish(&node.api(&api), "order.paid", json!({})).await);
     }
-    receiver.wait_for("/hook", 10).await;
+    receiver.wait_for("/hook", 4).await;
+    receiver.always("/hook", Reply::status(200));
     server.to_postgres().set(Wire::Cut);
     tokio::time::sleep(Duration::from_secs(14)).await;
     server.to_postgres().set(Wire::Whole);
+    let _third = server.second_node().await;
     for event in &events {
         let delivery = delivery_in(&api, event, &endpoint.id, "delivered").await;
         assert_eq!(attempts_of(&api, &delivery).await.len(), 1, "{delivery}");
