@@ -3,7 +3,7 @@
 //! Jobs that are due and find no room must not stand in the way of others, and must not be looked at again
 //! and again. They are *parked*: they keep their order, with their lane written beside them, and are taken
 //! out of it only as places become free. Who parked them does not matter: whoever runs the queue looks which
-//! lanes have parked jobs, and a job whose lane nobody looked at for [`AT_MOST`] is due like any other.
+//! lanes have parked jobs, and a job whose lane nobody looked at for [`AT_MOST`] is due again, after all others.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Webhooks: from what happened to a receiver's answer.
 //!
-//! `events::publish` writes an event and its deliveries in the caller's transaction, [`publishing`] those
-//! of many requests in one; [`dispatch`] begins at once what this process can make itself. The [`worker`]
+//! `events::publish` writes an event in the caller's transaction and [`planning`] its deliveries and their jobs,
+//! [`publishing`] those of many requests in one; [`dispatch`] begins at once what this process can make itself. The [`worker`]
 //! makes each attempt: [`payload`] → the tenant's plugin → [`headers`] and [`signature`] → [`target`]
 //! and [`sender`] → [`ladder`] → one transaction with the attempt and what follows. Beside the ladder
 //! people send again by [`repeats`] and [`redeliveries`]; [`signals`] tell tenants of endpoints that

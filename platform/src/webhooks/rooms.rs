@@ -165,13 +165,6 @@ impl Rooms {
         endpoints.insert(endpoint, room.clone());
         room
     }
-
-    /// How many more requests from the queue an endpoint has room for, and whether it is a slow one.
-    fn free(&self, endpoint: EndpointId) -> (usize, bool) {
-        let room = self.of(endpoint);
-        let free = room.slots.available_permits();
-        (free.min(room.opening()), room.is_slow())
-    }
 }
 
 impl Part {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Rooms, locked};
+use super::{Part, Room, Rooms, locked};
 use crate::{
     contract::auth::ProjectId,
     jobs::{Lane, Lanes},
@@ -63,6 +63,70 @@ impl Crowded {
     }
 }
 
+/// What is still to be given out in one round.
+struct Budget<'q> {
+    queue: &'q Part,
+    left: usize,
+    slow: usize,
+    probing: usize,
+    projects: HashMap<ProjectId, OfProject>,
+}
+
+/// What of it one project may have.
+struct OfProject {
+    left: usize,
+    slow: usize,
+}
+
+impl<'q> Budget<'q> {
+    fn new(queue: &'q Part, most: usize) -> Self {
+        let slow = queue.slow.of(());
+        Self {
+            queue,
+            left: most,
+            slow: queue.most_slow.saturating_sub(slow),
+            probing: queue.probing.saturating_sub(slow),
+            projects: HashMap::new(),
+        }
+    }
+
+    /// How many places at an endpoint are given to its deliveries.
+    fn give(&mut self, project: Option<ProjectId>, room: &Room) -> usize {
+        let mut places = room
+            .slots
+            .available_permits()
+            .min(room.opening())
+            .min(self.left);
+        let mut nobody = OfProject { left: 1, slow: 1 };
+        let of_project = match project {
+            Some(project) => (self.projects.entry(project)).or_insert_with(|| {
+                let (queue, held) = (self.queue, self.queue.projects.of(project));
+                OfProject {
+                    left: queue.most_of_project.saturating_sub(held),
+                    slow: queue.most_slow_of.saturating_sub(queue.slow_of.of(project)),
+                }
+            }),
+            // The first one tells whose it is.
+            None => &mut nobody,
+        };
+        places = places.min(of_project.left);
+        if room.is_slow() {
+            let all = if room.is_unknown_and_empty() {
+                self.probing
+            } else {
+                self.slow
+            };
+            places = places.min(all).min(of_project.slow);
+            self.slow = self.slow.saturating_sub(places);
+            self.probing = self.probing.saturating_sub(places);
+            of_project.slow -= places;
+        }
+        of_project.left -= places;
+        self.left -= places;
+        places
+    }
+}
+
 /// A lane is an endpoint, as it is written in the API.
 pub(in crate::webhooks) fn lane(endpoint: EndpointId) -> Lane {
     endpoint.to_string()
@@ -86,54 +150,21 @@ impl Lanes for Rooms {
         );
         let later = known.endpoints.range((after, Bound::Unbounded));
         let sooner = known.endpoints.range((Bound::Unbounded, upto));
-        let queue = &self.0.from_queue;
+        let mut budget = Budget::new(&self.0.from_queue, most);
         let mut openings = Vec::new();
-        let mut left = most;
-        let mut left_slow = queue.most_slow.saturating_sub(queue.slow.of(()));
-        let mut left_probing = queue.probing.saturating_sub(queue.slow.of(()));
-        let mut of_projects: HashMap<ProjectId, (usize, usize)> = HashMap::new();
         let mut last = None;
         for (endpoint, crowd) in later.chain(sooner).take(LOOK) {
-            if left == 0 {
+            if budget.left == 0 {
                 break;
             }
             last = Some(*endpoint);
-            let (places, is_slow) = self.free(*endpoint);
-            // The first one tells whose it is.
-            let mut places = places
-                .min(left)
-                .min(crowd.project.map_or(1, |_| usize::MAX));
-            let mut nobody = (usize::MAX, usize::MAX);
-            let (of_project, slow_of) = match crowd.project {
-                Some(project) => of_projects.entry(project).or_insert_with(|| {
-                    (
-                        queue
-                            .most_of_project
-                            .saturating_sub(queue.projects.of(project)),
-                        queue.most_slow_of.saturating_sub(queue.slow_of.of(project)),
-                    )
-                }),
-                None => &mut nobody,
-            };
-            places = places.min(*of_project);
-            if is_slow {
-                let probes = self.of(*endpoint).is_unknown_and_empty();
-                let all = if probes {
-                    &mut left_probing
-                } else {
-                    &mut left_slow
-                };
-                places = places.min(*all).min(*slow_of);
-                left_slow = left_slow.saturating_sub(places);
-                left_probing = left_probing.saturating_sub(places);
-                *slow_of -= places;
-            }
-            *of_project -= places;
-            left -= places;
+            let places = budget.give(crowd.project, &self.of(*endpoint));
             if places > 0 {
                 openings.push((*endpoint, places));
             }
         }
+        // Who got nothing because others did comes first next time.
+        let last = openings.last().map(|(endpoint, _)| *endpoint).or(last);
         known.last = last.or(known.last);
         let named = |(endpoint, places)| (lane(endpoint), places);
         openings.into_iter().map(named).collect()
