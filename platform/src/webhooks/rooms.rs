@@ -394,6 +394,18 @@ mod tests {
         drop(places);
         assert_eq!(rooms.openings(100), [(lane(endpoint), 8)]);
         assert_eq!(rooms.openings(3), [(lane(endpoint), 3)]);
+        // One alone has to wait for others, for a moment.
+        let _places: Vec<_> = (0..7)
+            .map(|_| {
+                rooms.0.endpoints.lock().expect("rooms")[&endpoint]
+                    .slots
+                    .clone()
+                    .try_acquire_owned()
+            })
+            .collect();
+        assert!(rooms.openings(100).is_empty());
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(rooms.openings(100), [(lane(endpoint), 1)]);
     }
 
     #[test]

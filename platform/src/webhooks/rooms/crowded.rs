@@ -20,6 +20,9 @@ const MOST: usize = 10_000;
 /// Endpoints that are looked at at a time.
 const LOOK: usize = 1_000;
 
+/// How long places are gathered before they are given to those that are parked.
+const A_MOMENT: Duration = Duration::from_millis(10);
+
 /// How long after a job was sent to be parked it surely is, or its parking failed.
 const UNTIL_PARKED: Duration = Duration::from_secs(1);
 
@@ -40,6 +43,17 @@ struct Crowd {
     project: Option<ProjectId>,
     /// When the last delivery was sent to be parked.
     since: Instant,
+    /// When places were given to its deliveries last.
+    given: Option<Instant>,
+}
+
+impl Crowd {
+    /// Whether so many free places of a room of this size are enough to be given: each one as it becomes free
+    /// would cost as much as all that do in a moment.
+    fn is_worth(&self, places: usize, size: usize) -> bool {
+        let waited = self.given.is_none_or(|given| given.elapsed() >= A_MOMENT);
+        places > 0 && (waited || places * 2 >= size)
+    }
 }
 
 impl Crowded {
@@ -52,6 +66,7 @@ impl Crowded {
         let crowd = Crowd {
             project: Some(project),
             since: Instant::now(),
+            given: known.endpoints.get(&endpoint).and_then(|crowd| crowd.given),
         };
         known.endpoints.insert(endpoint, crowd);
         true
@@ -158,14 +173,20 @@ impl Lanes for Rooms {
                 break;
             }
             last = Some(*endpoint);
-            let places = budget.give(crowd.project, &self.of(*endpoint));
-            if places > 0 {
-                openings.push((*endpoint, places));
+            let room = self.of(*endpoint);
+            if crowd.is_worth(room.slots.available_permits(), self.0.size) {
+                let places = budget.give(crowd.project, &room);
+                openings.extend((places > 0).then_some((*endpoint, places)));
             }
         }
         // Who got nothing because others did comes first next time.
         let last = openings.last().map(|(endpoint, _)| *endpoint).or(last);
         known.last = last.or(known.last);
+        for (endpoint, _) in &openings {
+            if let Some(crowd) = known.endpoints.get_mut(endpoint) {
+                crowd.given = Some(Instant::now());
+            }
+        }
         let named = |(endpoint, places)| (lane(endpoint), places);
         openings.into_iter().map(named).collect()
     }
@@ -179,6 +200,7 @@ impl Lanes for Rooms {
             known.endpoints.entry(endpoint).or_insert(Crowd {
                 project: None,
                 since: Instant::now(),
+                given: None,
             });
         }
     }
