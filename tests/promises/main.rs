@@ -15,6 +15,7 @@ mod fixtures;
 mod contacts;
 mod cursors;
 mod deprecation;
+mod developers;
 mod errors;
 mod idempotency;
 mod inspector;

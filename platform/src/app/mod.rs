@@ -329,8 +329,13 @@ impl App {
         let deprecations = deprecations(&self.store.config.offset_pagination);
         let deprecations = Deprecations::new(deprecations, &self.public_url);
         let changelog = console::changelog::Changelog::new(deprecations.all(), &self.public_url);
+        let keys = Keys::new(db.clone());
+        let developers = console::developers::Developers {
+            db: db.clone(),
+            keys: keys.clone(),
+        };
         let contract = Contract {
-            keys: Keys::new(db.clone()),
+            keys,
             idempotency: self.idempotency.clone(),
             routes: Routes::of(&service.spec()),
             rate_limits: RateLimits::new(&self.store.config.rate_limit, self.store.shared.clone()),
@@ -361,6 +366,7 @@ impl App {
             .at("/error-codes", get(console::pages::error_codes))
             .at("/changelog/rss", get(changelog.feed()))
             .at("/changelog", get(changelog))
+            .at("/developers", get(developers.clone()).post(developers))
             .at("/healthz", get(console::health::alive))
             .at(
                 "/readyz",

@@ -57,6 +57,7 @@ pub fn home() -> Response {
             p { "A messaging and CRM platform with safe retries, stable lists and no lost webhook." }
             ul {
                 li { a href="/docs" { "API documentation" } }
+                li { a href="/developers" { "How your webhooks stand" } }
                 li { a href="/openapi.json" { "OpenAPI 3.1" } ", " a href="/openapi-3.0.json" { "OpenAPI 3.0" } }
                 li { a href="/error-codes" { "Error codes" } }
                 li { a href="/changelog" { "Changelog" } ", " a href="/changelog/rss" { "as a feed" } }

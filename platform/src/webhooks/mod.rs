@@ -33,6 +33,7 @@ pub mod sender;
 mod settle;
 pub mod signals;
 pub mod signature;
+pub mod standing;
 pub mod target;
 mod tidy;
 pub mod worker;

@@ -28,6 +28,9 @@ use crate::{
 const FAILING: &str = "endpoint.failing";
 const DISABLED: &str = "endpoint.disabled";
 
+/// The types of all signals.
+pub(super) const TYPES: [&str; 2] = [FAILING, DISABLED];
+
 /// The failed attempt of a ladder after which the endpoint counts as failing.
 const PATIENCE: i64 = 3;
 
@@ -99,7 +102,7 @@ pub(super) async fn recovered(settlement: &Settlement, tx: &mut Tx) -> sqlx::Res
 }
 
 async fn failing(settlement: &Settlement, tx: &mut Tx, now: Timestamp) -> sqlx::Result<()> {
-    let tells_of_one = [FAILING, DISABLED].contains(&&*settlement.event_type);
+    let tells_of_one = TYPES.contains(&&*settlement.event_type);
     if settlement.was_failing || tells_of_one {
         return Ok(());
     }
