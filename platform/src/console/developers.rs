@@ -119,6 +119,7 @@ fn overview(caller: &Caller, standing: &Standing) -> Markup {
     html! {
         h1 { "Webhooks of " code { (caller.project) } }
         (endpoints(&standing.endpoints))
+        (signals(&standing.signals))
         (waiting(standing))
         section id="dead-letters" {
             h2 { "Dead letters a day" }
@@ -131,7 +132,6 @@ fn overview(caller: &Caller, standing: &Standing) -> Markup {
                 }
             }
         }
-        (signals(&standing.signals))
     }
 }
 
@@ -199,7 +199,7 @@ fn signals(signals: &[Signal]) -> Markup {
                             tr {
                                 td { time datetime=(signal.created_at) { (signal.created_at) } }
                                 td { code { (signal.event_type) } br; code { (signal.id) } }
-                                td { code { (signal.data.0.get()) } }
+                                td { code.raw { (signal.data.0.get()) } }
                             }
                         }
                     }

@@ -8,7 +8,7 @@ use crate::contract::Code;
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;\
 color:#1b1f24;background:#fff}table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.4rem .6rem;\
-border-bottom:1px solid #d8dee4;vertical-align:top}code{font:14px ui-monospace,monospace}\
+border-bottom:1px solid #d8dee4;vertical-align:top}code{font:14px ui-monospace,monospace}.raw{overflow-wrap:anywhere}\
 tr:target,section:target{background:#fff8c5}@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}\
 td,th{border-color:#30363d}a{color:#79b8ff}tr:target,section:target{background:#3b2f00}}";
 
