@@ -183,6 +183,33 @@ pub async fn remove(on: &mut impl Queryable, id: &JobId) -> sqlx::Result<()> {
     execute!(on, text, id.as_str()).map(drop)
 }
 
+/// Takes jobs out of their queue that wait there and were never begun; all others stay.
+pub async fn withdraw<J: Job>(on: &mut impl Queryable, jobs: &[J]) -> sqlx::Result<()> {
+    let keys: Vec<_> = jobs.iter().filter_map(Job::unique_key).collect();
+    if let Conn::Postgres(conn) = on.conn() {
+        let removing = sqlx::query(
+            "DELETE FROM apalis.jobs WHERE id = ANY (ARRAY(SELECT id FROM apalis.jobs WHERE job_type = $1 \
+             AND idempotency_key = ANY ($2) AND status = 'Pending' AND attempts = 0 \
+             ORDER BY id FOR UPDATE SKIP LOCKED))",
+        )
+        .bind(J::QUEUE)
+        .bind(keys)
+        .execute(conn);
+        let removed = db::answered(removing).await;
+        return db::settle(on, removed).map(drop);
+    }
+    for key in keys {
+        execute!(
+            on,
+            "DELETE FROM Jobs WHERE job_type = $1 AND idempotency_key = $2 AND status = 'Pending' \
+             AND attempts = 0",
+            J::QUEUE,
+            key
+        )?;
+    }
+    Ok(())
+}
+
 /// Lets a job run later, as the same job: what it counts as lost for stays with it. False where it is
 /// another worker's by now.
 pub async fn put_off<J>(

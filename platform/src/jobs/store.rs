@@ -196,8 +196,8 @@ impl Store {
             concat!(
                 "UPDATE apalis.jobs SET ",
                 free!(),
-                " WHERE id IN (SELECT id FROM apalis.jobs WHERE lock_by = $1 AND begun_at IS NULL \
-                 ORDER BY id FOR UPDATE)"
+                " WHERE id = ANY (ARRAY(SELECT id FROM apalis.jobs WHERE lock_by = $1 \
+                 AND begun_at IS NULL ORDER BY id FOR UPDATE))"
             )
         } else {
             concat!(

@@ -10,7 +10,7 @@ use super::{
     planning::{DeliverWebhook, Planned},
 };
 use crate::{
-    db::{Db, Queryable, Timestamp, execute, fetch_all, fetch_one},
+    db::{Db, Queryable, Timestamp, fetch_all, fetch_one},
     jobs,
 };
 
@@ -97,16 +97,17 @@ async fn batch(
 macro_rules! next_in {
     (postgres, $states:literal) => {
         concat!(
-            "(SELECT id FROM webhook_deliveries WHERE id = ANY (ARRAY(SELECT id FROM webhook_deliveries \
-             WHERE endpoint_id = $1 AND state IN ",
+            // As arrays, each is made once, whatever the planner believes of the states.
+            "= ANY (ARRAY(SELECT id FROM webhook_deliveries WHERE id = ANY (ARRAY(\
+             SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state IN ",
             $states,
-            " LIMIT $3)) ORDER BY id FOR UPDATE) AND state IN ",
+            " LIMIT $3)) ORDER BY id FOR UPDATE)) AND state IN ",
             $states
         )
     };
     (sqlite, $states:literal) => {
         concat!(
-            "(SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state IN ",
+            "IN (SELECT id FROM webhook_deliveries WHERE endpoint_id = $1 AND state IN ",
             $states,
             " LIMIT $3)"
         )
@@ -115,17 +116,24 @@ macro_rules! next_in {
 
 /// A statement over [`next_in`] for each database.
 macro_rules! over_next {
-    ($on:expr, $before:literal, $states:literal, $after:literal) => {
+    ($on:expr, $before:literal, $states:literal) => {
         if $on.is_postgres() {
             concat!(
                 $before,
-                " WHERE id IN ",
+                " WHERE id ",
                 next_in!(postgres, $states),
-                $after
+                planned!()
             )
         } else {
-            concat!($before, " WHERE id IN ", next_in!(sqlite, $states), $after)
+            concat!($before, " WHERE id ", next_in!(sqlite, $states), planned!())
         }
+    };
+}
+
+/// The columns of [`Planned`].
+macro_rules! planned {
+    () => {
+        " RETURNING id, ladder_number, job_copy, project_id, endpoint_id"
     };
 }
 
@@ -133,10 +141,10 @@ async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()>
     let text = over_next!(
         on,
         "UPDATE webhook_deliveries SET state = 'paused', next_attempt_at = NULL, updated_at = $2",
-        "('pending', 'retrying')",
-        ""
+        "('pending', 'retrying')"
     );
-    execute!(on, text, endpoint, Timestamp::now(), BATCH).map(drop)
+    let held = fetch_all!(on, Planned, text, endpoint, Timestamp::now(), BATCH)?;
+    withdraw(on, held).await
 }
 
 async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
@@ -145,8 +153,7 @@ async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<
         on,
         "UPDATE webhook_deliveries SET state = CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END, \
          next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1",
-        "('paused')",
-        " RETURNING id, ladder_number, job_copy, project_id, endpoint_id"
+        "('paused')"
     );
     let released = fetch_all!(on, Planned, text, endpoint, now, BATCH)?;
     let jobs: Vec<_> = released.into_iter().map(DeliverWebhook::from).collect();
@@ -157,8 +164,15 @@ async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<(
     let text = over_next!(
         on,
         "UPDATE webhook_deliveries SET state = 'cancelled', next_attempt_at = NULL, updated_at = $2",
-        "('pending', 'retrying', 'paused')",
-        ""
+        "('pending', 'retrying', 'paused')"
     );
-    execute!(on, text, endpoint, Timestamp::now(), BATCH).map(drop)
+    let cancelled = fetch_all!(on, Planned, text, endpoint, Timestamp::now(), BATCH)?;
+    withdraw(on, cancelled).await
+}
+
+/// Takes the jobs of these deliveries out of the queue, or each would take a place at the endpoint once it is
+/// resumed, to find that it is an old one.
+async fn withdraw(on: &mut impl Queryable, planned: Vec<Planned>) -> sqlx::Result<()> {
+    let jobs: Vec<_> = planned.into_iter().map(DeliverWebhook::from).collect();
+    jobs::withdraw(on, &jobs).await
 }
