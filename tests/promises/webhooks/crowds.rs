@@ -22,8 +22,8 @@ on_both_databases!(
 
 const TWO_PLACES: (&str, &str) = ("BOTIX_WEBHOOKS__ENDPOINT_CONCURRENCY", "2");
 
-/// Few slots in all, so that fewer are fetched at a time than wait.
-const EIGHT_SLOTS: (&str, &str) = ("BOTIX_WEBHOOKS__CONCURRENCY", "8");
+/// Few slots in all, so that fewer are fetched at a time than wait, and enough for two at a slow endpoint.
+const SIXTEEN_SLOTS: (&str, &str) = ("BOTIX_WEBHOOKS__CONCURRENCY", "16");
 
 async fn publish_many(api: &Api, count: usize) -> HashSet<String> {
     let publishing = (0..count).map(|_| publish(api, "order.paid", json!({})));
@@ -45,7 +45,7 @@ async fn all_at_once(api: &Api, count: usize) {
 }
 
 async fn deliveries_that_wait_for_room_go_out_as_it_comes(backend: Backend) {
-    let server = TestServer::start(backend, &[TWO_PLACES, EIGHT_SLOTS]).await;
+    let server = TestServer::start(backend, &[TWO_PLACES, SIXTEEN_SLOTS]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
     let other = server.project("other").await.api;
@@ -78,7 +78,7 @@ async fn deliveries_that_wait_for_room_go_out_as_it_comes(backend: Backend) {
 }
 
 async fn what_waits_for_room_survives_a_kill(backend: Backend) {
-    let mut server = TestServer::start(backend, &[TWO_PLACES, EIGHT_SLOTS]).await;
+    let mut server = TestServer::start(backend, &[TWO_PLACES, SIXTEEN_SLOTS]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
     receiver.always(
@@ -131,7 +131,7 @@ async fn interrupted(api: &Api) -> usize {
 
 /// A retry comes by the queue, behind which the whole crowd is due for longer.
 async fn retries_of_others_do_not_stand_behind_a_crowd(backend: Backend) {
-    let server = TestServer::start(backend, &[TWO_PLACES, EIGHT_SLOTS, SHORT_LADDER]).await;
+    let server = TestServer::start(backend, &[TWO_PLACES, SIXTEEN_SLOTS, SHORT_LADDER]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
     let other = server.project("other").await.api;
@@ -174,7 +174,7 @@ async fn fresh_ones_go_before_those_that_were_tried(backend: Backend) {
 
 /// Each resumption gives a delivery a new job.
 async fn a_resumption_leaves_no_old_jobs_in_the_way(backend: Backend) {
-    let server = TestServer::start(backend, &[TWO_PLACES, EIGHT_SLOTS]).await;
+    let server = TestServer::start(backend, &[TWO_PLACES, SIXTEEN_SLOTS]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
     receiver.script("/hook", [Reply::Hang, Reply::Hang]);
@@ -214,7 +214,7 @@ async fn a_resumption_leaves_no_old_jobs_in_the_way(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_node_takes_up_what_one_had_no_room_for() {
     let patient = ("BOTIX_WEBHOOKS__READ_TIMEOUT", "5m");
-    let settings = [TWO_PLACES, EIGHT_SLOTS, patient];
+    let settings = [TWO_PLACES, SIXTEEN_SLOTS, patient];
     let mut server = TestServer::start(Backend::Postgres, &settings).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
@@ -241,7 +241,7 @@ async fn another_node_takes_up_what_one_had_no_room_for() {
 async fn nodes_that_lost_the_database_together_do_not_take_each_other_for_dead() {
     let setup = Setup::new(Backend::Postgres).await.wired().await;
     let patient = ("BOTIX_WEBHOOKS__READ_TIMEOUT", "60s");
-    let setup = [SHORT_LADDER, EIGHT_SLOTS, patient]
+    let setup = [SHORT_LADDER, SIXTEEN_SLOTS, patient]
         .iter()
         .fold(setup, |setup, (name, value)| setup.env(name, value));
     let server = setup.start().await;
