@@ -1,4 +1,4 @@
-//! Pages and machine-read addresses outside the public API.
+//! Pages and machine-read addresses outside the public API; [`developers`] is the one that asks for a key.
 
 pub mod changelog;
 pub mod developers;

@@ -423,6 +423,11 @@ pub fn silence() -> sqlx::Error {
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
+/// The error of a statement that only PostgreSQL has, on SQLite; whoever asks it looked which one it is before.
+pub fn only_postgres() -> sqlx::Error {
+    sqlx::Error::Protocol("a statement for PostgreSQL".to_owned())
+}
+
 /// Wakes after each commit of this process that announced something.
 pub fn announced() -> &'static Arc<Notify> {
     static ANNOUNCED: OnceLock<Arc<Notify>> = OnceLock::new();

@@ -5,7 +5,8 @@
 //! enqueued ([`Hand`]). Workers are named by a new ULID per start,
 //! because a worker that comes back under its old name never recovers the jobs it held; heartbeats are
 //! set so that the jobs of a killed process run again within 15 seconds. A worker that loses the
-//! database ends, also where the wire only went silent ([`queue`]); [`run`] starts the next one.
+//! database ends, also where the wire only went silent ([`queue`]); [`run`] starts the next one. [`store`] says
+//! what all of them do to the tables, and jobs that find no room wait in [`lanes`].
 
 mod begin;
 mod hand;

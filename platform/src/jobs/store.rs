@@ -73,7 +73,7 @@ impl Store {
 
     /// Puts back the jobs of workers that gave no sign of life for so long. Those that were marked count as
     /// lost once more.
-    pub(super) async fn recover(&self, dead_for: Duration) -> sqlx::Result<u64> {
+    pub(super) async fn recover(&self, dead_for: Duration) -> sqlx::Result<()> {
         let dead_for = i64::try_from(dead_for.as_secs()).unwrap_or(i64::MAX);
         let mut tx = self.db.begin().await?;
         let put_back = if tx.is_postgres() {
@@ -114,7 +114,7 @@ impl Store {
                 "jobs of dead workers run again"
             );
         }
-        Ok(put_back)
+        Ok(())
     }
 
     /// Gives jobs that a worker has back to the queue; nothing was done.
@@ -220,7 +220,7 @@ pub(super) async fn mark(db: Db, jobs: Vec<(JobId, Arc<str>)>) -> sqlx::Result<V
     if let Db::Postgres(_) = db {
         let mut on = db.autocommit().await?;
         let Conn::Postgres(conn) = on.conn() else {
-            return Err(only_postgres());
+            return Err(db::only_postgres());
         };
         let ids: Vec<&str> = sorted.iter().map(|(id, _)| id.as_str()).collect();
         let workers: Vec<&str> = sorted.iter().map(|(_, worker)| &**worker).collect();
@@ -266,8 +266,4 @@ pub(super) async fn beat(db: &Db, names: &[Arc<str>]) -> sqlx::Result<()> {
         execute!(&mut tx, text, &**name)?;
     }
     tx.commit().await
-}
-
-pub(super) fn only_postgres() -> sqlx::Error {
-    sqlx::Error::Protocol("a statement for PostgreSQL".to_owned())
 }

@@ -143,7 +143,7 @@ async fn listeners(db: Db, projects: Vec<ProjectId>) -> sqlx::Result<Vec<Arc<[Li
     distinct.dedup();
     let mut reader = db.read().await?;
     let Conn::Postgres(conn) = reader.conn() else {
-        return Err(only_postgres());
+        return Err(db::only_postgres());
     };
     let asking = sqlx::query_as(
         "SELECT id, project_id, event_types, enabled FROM webhook_endpoints WHERE project_id = ANY($1)",
@@ -291,7 +291,7 @@ async fn write(
 ) -> sqlx::Result<Vec<(i64,)>> {
     let mut on = db.autocommit().await?;
     let Conn::Postgres(conn) = on.conn() else {
-        return Err(only_postgres());
+        return Err(db::only_postgres());
     };
     let many = Many::new(publications.iter().map(|one| (&one.asked, &one.record)));
     macro_rules! each {
@@ -337,8 +337,4 @@ async fn write(
         .fetch_all(conn);
     let written = db::answered(writing).await;
     db::settle(&mut on, written)
-}
-
-fn only_postgres() -> sqlx::Error {
-    sqlx::Error::Protocol("only PostgreSQL publishes together".to_owned())
 }

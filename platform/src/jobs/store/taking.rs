@@ -5,7 +5,7 @@ use super::{
         JobId,
         lanes::{AT_MOST, Lane, PARKED, PRIORITIES, Parked},
     },
-    Store, free, on_each, only_postgres,
+    Store, free, on_each,
 };
 use crate::db::{self, Conn, Db, Queryable, Tx, execute, fetch_all, fetch_one};
 
@@ -30,7 +30,7 @@ impl Store {
     pub(in crate::jobs) async fn fetch(&self, worker: &str, most: usize) -> sqlx::Result<Vec<Raw>> {
         let mut on = self.db.autocommit().await?;
         let Conn::Postgres(conn) = on.conn() else {
-            return Err(only_postgres());
+            return Err(db::only_postgres());
         };
         let fetching = sqlx::query_as(concat!(
             "UPDATE apalis.jobs j SET status = 'Queued', lock_by = $4, lock_at = now(), begun_at = NULL FROM (",

@@ -337,9 +337,7 @@ async fn more_than_moved(tx: &mut Tx, query: &str) -> sqlx::Result<bool> {
 /// Runs statements whose text is not worth keeping prepared; how many rows they gave or changed.
 async fn run(tx: &mut Tx, text: String) -> sqlx::Result<u64> {
     let Conn::Postgres(conn) = tx.conn() else {
-        return Err(sqlx::Error::Protocol(
-            "only PostgreSQL has partitions".to_owned(),
-        ));
+        return Err(db::only_postgres());
     };
     // Safe: put together from names and ids of this file alone.
     let done = db::answered(sqlx::raw_sql(AssertSqlSafe(text)).execute(conn)).await;

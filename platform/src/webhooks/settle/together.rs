@@ -54,9 +54,7 @@ async fn commit(db: Db, mut settlements: Vec<Arc<Settlement>>) -> sqlx::Result<V
     settlements.sort_unstable_by_key(|settlement| settlement.delivery);
     let mut on = db.autocommit().await?;
     let Conn::Postgres(conn) = on.conn() else {
-        return Err(sqlx::Error::Protocol(
-            "only PostgreSQL settles together".to_owned(),
-        ));
+        return Err(db::only_postgres());
     };
     macro_rules! each {
         ($of:expr) => {

@@ -254,9 +254,7 @@ async fn standings(db: Db, endpoints: Vec<EndpointId>) -> sqlx::Result<Vec<Optio
     distinct.dedup();
     let mut reader = db.read().await?;
     let Conn::Postgres(conn) = reader.conn() else {
-        return Err(sqlx::Error::Protocol(
-            "only PostgreSQL has deliveries that are not loaded".to_owned(),
-        ));
+        return Err(db::only_postgres());
     };
     let asking = sqlx::query_as(STANDING).bind(distinct).fetch_all(conn);
     let found = db::answered(asking).await;
