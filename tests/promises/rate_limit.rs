@@ -15,7 +15,9 @@ async fn a_project_over_its_limit_is_told_when_to_come_back(backend: Backend) {
         ("BOTIX_RATE_LIMIT__WINDOW", "1h"),
     ];
     let server = TestServer::start(backend, &overrides).await;
-    let busy = server.project("busy").await.api;
+    let project = server.project("busy").await;
+    let (reader, _) = server.scoped(&project, "read").await;
+    let busy = project.api;
     let quiet = server.project("quiet").await.api;
     for remaining in (0..3).rev() {
         let answer = busy.get("/contacts").send().await.expect(200);
@@ -28,6 +30,14 @@ async fn a_project_over_its_limit_is_told_when_to_come_back(backend: Backend) {
             standing.starts_with(&format!("\"default\";r={remaining};t=")),
             "{standing}"
         );
+        // What lacks a scope is told so too, and takes nothing.
+        let forbidden = reader.post("/contacts").send().await;
+        let standing = forbidden.header("ratelimit").expect("where it stands");
+        assert!(
+            standing.starts_with(&format!("\"default\";r={remaining};t=")),
+            "{standing}"
+        );
+        forbidden.problem("FORBIDDEN");
     }
     // The limit comes before the key: this has none.
     let refused = busy.post("/contacts").without_key().send().await;

@@ -155,8 +155,11 @@ impl<E: Endpoint + 'static> ContractEndpoint<E> {
                 error
             }
         })?;
-        caller.require(request.method(), request.uri().path())?;
         let project = caller.project;
+        if let Err(error) = caller.require(request.method(), request.uri().path()) {
+            *standing = Some(self.rate_limits.look(project).await);
+            return Err(error);
+        }
         let (stands, allowed) = self.rate_limits.count(project).await;
         *standing = Some(stands);
         allowed?;

@@ -2,22 +2,18 @@
 //!
 //! The whole window's requests may come at once; then they come back evenly. Every answer that belongs
 //! to a project tells where it stands, in the two fields of the IETF draft: `RateLimit-Policy` with
-//! quota and window, `RateLimit` with what remains and the seconds until all of it is back. In Redis one
-//! script, by the clock of Redis, keeps per project the moment when all of its window is back; while
-//! Redis is out of reach each process counts by itself.
+//! quota and window, `RateLimit` with what remains and the seconds until all of it is back. What is
+//! kept of a project is the moment when all of its window is back: in Redis, by its clock and one script,
+//! and while Redis is out of reach in each process by itself. No library that does the same tells where
+//! a project stands without counting.
 
 use std::{
+    collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, LazyLock},
-    time::Duration,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
-use governor::{
-    Quota, RateLimiter,
-    clock::{Clock as _, DefaultClock},
-    middleware::StateInformationMiddleware,
-    state::keyed::DashMapStateStore,
-};
 use poem::http::{HeaderMap, HeaderValue};
 use redis::Script;
 
@@ -28,19 +24,22 @@ use crate::{
     shared::Shared,
 };
 
-/// Counts a request, in microseconds of the clock of Redis: `ARGV` is what one request takes and the
-/// window; gives what remains, or else the wait as a negative number. What is kept may be damaged, or
-/// from before the clock was set back: it never counts for more than the window.
+/// Counts a request, in microseconds of the clock of Redis: `ARGV` is what one request takes, the
+/// window, and what this one takes, which may be nothing; gives what remains, or else the wait as a
+/// negative number. What is kept may be damaged, or from before the clock was set back: it never
+/// counts for more than the window.
 static COUNT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local time = redis.call('TIME') \
          local now = time[1] * 1000000 + time[2] \
-         local each, window = tonumber(ARGV[1]), tonumber(ARGV[2]) \
+         local each, window, takes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]) \
          local known = tonumber(redis.call('GET', KEYS[1]) or 0) or 0 \
-         local back = math.min(math.max(known, now), now + window) + each \
+         local back = math.min(math.max(known, now), now + window) + takes \
          if back - now > window then return now + window - back end \
-         redis.call('SET', KEYS[1], string.format('%.0f', back), 'PX', \
-             math.ceil((back - now) / 1000)) \
+         if takes > 0 then \
+             redis.call('SET', KEYS[1], string.format('%.0f', back), 'PX', \
+                 math.ceil((back - now) / 1000)) \
+         end \
          return math.floor((window - (back - now)) / each)",
     )
 });
@@ -48,14 +47,11 @@ static COUNT: LazyLock<Script> = LazyLock::new(|| {
 /// Projects that are remembered before those with a full quota are forgotten.
 const REMEMBERED: usize = 10_000;
 
-type Limiter =
-    RateLimiter<ProjectId, DashMapStateStore<ProjectId>, DefaultClock, StateInformationMiddleware>;
-
 /// The limits of all projects.
 #[derive(Clone, Debug)]
 pub struct RateLimits {
-    limiter: Arc<Limiter>,
-    clock: DefaultClock,
+    /// When all of a project's window is back.
+    back: Arc<Mutex<HashMap<ProjectId, Instant>>>,
     requests: NonZeroU32,
     window: Duration,
     shared: Option<Shared>,
@@ -69,18 +65,19 @@ pub struct Standing {
     remaining: u32,
 }
 
+/// Whether a request counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asking {
+    ToGoOn,
+    HowItStands,
+}
+
 impl RateLimits {
     /// Limits by the settings, for all nodes where there is a Redis.
     pub fn new(settings: &config::RateLimit, shared: Option<Shared>) -> Self {
-        let requests = NonZeroU32::new(settings.requests).unwrap_or(NonZeroU32::MIN);
-        let quota = Quota::with_period(each(settings.window, requests))
-            .map(|quota| quota.allow_burst(requests));
-        let limiter = RateLimiter::keyed(quota.unwrap_or(Quota::per_second(requests)))
-            .with_middleware::<StateInformationMiddleware>();
         Self {
-            limiter: Arc::new(limiter),
-            clock: DefaultClock::default(),
-            requests,
+            back: Arc::default(),
+            requests: NonZeroU32::new(settings.requests).unwrap_or(NonZeroU32::MIN),
             window: settings.window,
             shared,
         }
@@ -88,50 +85,77 @@ impl RateLimits {
 
     /// Counts a request of a project; over the limit, `RATE_LIMITED` with the time to wait.
     pub async fn count(&self, project: ProjectId) -> (Standing, Result<(), ApiError>) {
-        let counted = match self.count_for_all(project).await {
-            Some(counted) => counted,
-            None => self.count_here(project),
-        };
-        let standing = |remaining| Standing {
-            requests: self.requests.get(),
-            window: self.window,
-            remaining,
-        };
-        match counted {
-            Ok(remaining) => (standing(remaining), Ok(())),
+        match self.ask(project, Asking::ToGoOn).await {
+            Ok(remaining) => (self.standing(remaining), Ok(())),
             Err(wait) => {
                 let error = ApiError::new(Code::RateLimited, Code::RateLimited.about());
-                (standing(0), Err(error.with_retry_after(seconds_up(wait))))
+                let error = error.with_retry_after(seconds_up(wait));
+                (self.standing(0), Err(error))
             }
         }
     }
 
-    /// Counts in Redis: what remains, or the time to wait; none, where there is no Redis in reach.
-    async fn count_for_all(&self, project: ProjectId) -> Option<Result<u32, Duration>> {
+    /// Where a project stands; counts nothing.
+    pub async fn look(&self, project: ProjectId) -> Standing {
+        let remaining = self.ask(project, Asking::HowItStands).await;
+        self.standing(remaining.unwrap_or(0))
+    }
+
+    fn standing(&self, remaining: u32) -> Standing {
+        Standing {
+            requests: self.requests.get(),
+            window: self.window,
+            remaining,
+        }
+    }
+
+    /// What remains, or the time to wait.
+    async fn ask(&self, project: ProjectId, asking: Asking) -> Result<u32, Duration> {
+        match self.ask_all(project, asking).await {
+            Some(answer) => answer,
+            None => self.ask_here(project, asking, Instant::now()),
+        }
+    }
+
+    /// By what Redis knows; none, where there is no Redis in reach.
+    async fn ask_all(&self, project: ProjectId, asking: Asking) -> Option<Result<u32, Duration>> {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let shared = self.shared.as_ref()?;
+        let each = micros(self.each()).max(1);
         let mut script = COUNT.key(format!("botix:rate:{project}"));
-        script
-            .arg(micros(each(self.window, self.requests)).max(1))
-            .arg(micros(self.window));
-        let counted: i64 = shared.invoke(&script).await.ok()?;
-        Some(u32::try_from(counted).map_err(|_| Duration::from_micros(counted.unsigned_abs())))
+        script.arg(each).arg(micros(self.window)).arg(match asking {
+            Asking::ToGoOn => each,
+            Asking::HowItStands => 0,
+        });
+        let answer: i64 = shared.invoke(&script).await.ok()?;
+        Some(u32::try_from(answer).map_err(|_| Duration::from_micros(answer.unsigned_abs())))
     }
 
-    fn count_here(&self, project: ProjectId) -> Result<u32, Duration> {
-        if self.limiter.len() > REMEMBERED {
-            self.limiter.retain_recent();
+    /// By what this process knows.
+    fn ask_here(&self, project: ProjectId, asking: Asking, now: Instant) -> Result<u32, Duration> {
+        let mut known = self.back.lock().unwrap_or_else(PoisonError::into_inner);
+        let back = known.get(&project).map_or(now, |back| now.max(*back));
+        let takes = match asking {
+            Asking::ToGoOn => self.each(),
+            Asking::HowItStands => Duration::ZERO,
+        };
+        let missing = back - now + takes;
+        let Some(left) = self.window.checked_sub(missing) else {
+            return Err(missing - self.window);
+        };
+        if asking == Asking::ToGoOn {
+            if known.len() >= REMEMBERED {
+                known.retain(|_, back| *back > now);
+            }
+            known.insert(project, now + missing);
         }
-        self.limiter
-            .check_key(&project)
-            .map(|state| state.remaining_burst_capacity())
-            .map_err(|not_until| not_until.wait_time_from(self.clock.now()))
+        Ok(u32::try_from(left.as_nanos() / self.each().as_nanos()).unwrap_or(u32::MAX))
     }
-}
 
-/// How long a request takes to come back.
-fn each(window: Duration, requests: NonZeroU32) -> Duration {
-    (window / requests.get()).max(Duration::from_nanos(1))
+    /// How long a request takes to come back.
+    fn each(&self) -> Duration {
+        (self.window / self.requests.get()).max(Duration::from_nanos(1))
+    }
 }
 
 impl Standing {
@@ -166,11 +190,11 @@ fn seconds_up(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use poem::http::HeaderMap;
 
-    use super::{ProjectId, RateLimits};
+    use super::{Asking, ProjectId, RateLimits};
     use crate::{config, contract::Code};
 
     #[tokio::test]
@@ -189,11 +213,35 @@ mod tests {
             assert_eq!(headers["ratelimit-policy"], "\"default\";q=3;w=60");
             assert_eq!(headers["ratelimit"], format!("\"default\";r={remaining}"));
         }
-        let (_, refused) = limits.count(project).await;
+        let (standing, refused) = limits.count(project).await;
         assert_eq!(
             refused.map_err(|error| error.code()),
             Err(Code::RateLimited)
         );
-        assert!(limits.count(ProjectId::generate()).await.1.is_ok());
+        assert_eq!(limits.look(project).await, standing);
+        let other = ProjectId::generate();
+        assert_eq!(limits.look(other).await.remaining, 3);
+        assert!(limits.count(other).await.1.is_ok());
+        assert_eq!(limits.look(other).await.remaining, 2);
+    }
+
+    #[test]
+    fn what_was_used_comes_back_evenly() {
+        let settings = config::RateLimit {
+            requests: 3,
+            window: Duration::from_mins(1),
+        };
+        let limits = RateLimits::new(&settings, None);
+        let project = ProjectId::generate();
+        let start = Instant::now();
+        let ask = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            limits.ask_here(project, Asking::ToGoOn, now)
+        };
+        assert_eq!([ask(0), ask(0), ask(0)], [Ok(2), Ok(1), Ok(0)]);
+        assert_eq!(ask(5), Err(Duration::from_secs(15)));
+        assert_eq!(ask(20), Ok(0));
+        assert_eq!(ask(39), Err(Duration::from_secs(1)));
+        assert_eq!([ask(200), ask(200)], [Ok(2), Ok(1)]);
     }
 }
