@@ -28,6 +28,9 @@ pub struct Config {
     /// The address to listen on; port 0 lets the system choose one.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
+    /// One more address, for `/healthz`, `/readyz` and `/metrics` alone; absent: none.
+    #[serde(default)]
+    pub monitor_listen: Option<SocketAddr>,
     /// `sqlite:PATH` or `postgres://…`.
     #[serde(default = "default_database_url")]
     pub database_url: SecretString,
@@ -46,7 +49,7 @@ pub struct Config {
     /// Filter of the log, in the syntax of `tracing-subscriber`.
     #[serde(default = "default_log")]
     pub log: String,
-    /// How often what has had its time is removed, and what was lost is looked for.
+    /// How often what has had its time is removed, what was lost is looked for, and gauges are read.
     #[serde(default = "default_sweep_every", deserialize_with = "duration")]
     pub sweep_every: Duration,
     /// How webhooks go out.

@@ -199,6 +199,7 @@ async fn a_wrong_setting_stops_the_start_with_one_line(backend: Backend) {
     let database = server.setting("BOTIX_DATABASE_URL").to_owned();
     let file = server.file("botix.toml", b"colour = \"green\"\n");
     let broken_file = server.file("broken.toml", b"listen = \n");
+    let taken = format!("127.0.0.1:{}", server.port);
     let serve = |settings: &[(&str, &str)], arguments: &[&str]| {
         let mut command = program();
         command
@@ -242,6 +243,16 @@ async fn a_wrong_setting_stops_the_start_with_one_line(backend: Backend) {
             &[("BOTIX_WEBHOOKS__ENDPOINT_CONCURRENCY", "0")],
             &[],
             "endpoint_concurrency",
+        ),
+        (
+            &[("BOTIX_MONITOR_LISTEN", "everywhere")],
+            &[],
+            "monitor_listen",
+        ),
+        (
+            &[("BOTIX_MONITOR_LISTEN", &taken)],
+            &[],
+            "botix_monitor_listen",
         ),
         (&[("BOTIX_IDEMPOTENCY__TTL", "-1s")], &[], "ttl"),
         (&[("BOTIX_PUBLIC_URL", "nonsense")], &[], "public_url"),

@@ -1,61 +1,50 @@
 //! The composition root: builds every part once and hands it on.
 
+mod api;
 mod store;
 mod sweep;
+mod watched;
+mod work;
 
-use std::{io, sync::Arc, time::Duration};
-
-use futures::{
-    FutureExt as _, TryStreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered,
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
 };
+
+use futures::{TryStreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered};
 use poem::{
     Endpoint, EndpointExt as _, Response, Route, Server, get,
     listener::{Acceptor as _, Listener as _, TcpListener},
 };
-use poem_openapi::OpenApiService;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use api::{deprecations, lists, openapi};
 pub use store::Store;
 
 use crate::{
-    config::{Config, ConfigError, MasterKey, OffsetPagination},
+    config::{Config, ConfigError},
     console,
     contract::{
         auth::Keys,
         cursor::CursorKeys,
-        deprecation::{Deprecation, Deprecations},
+        deprecation::Deprecations,
         error,
         idempotency::{Idempotency, Protection},
         layer::Contract,
-        page::{self, ListTexts, PublicUrl},
+        page::PublicUrl,
         rate_limit::RateLimits,
         request_id::RequestIds,
         routes::Routes,
-        spec::{self, Version},
+        spec::Version,
     },
-    db::{Db, OpenError, Sealer},
-    jobs::{self, Begin, Ended, Hand, Parking, Run},
-    plugins::{self, Limits, PluginEngine, PluginHost, PluginsApi},
-    resources::contacts::{self, Contact, ContactsApi, DeletedContact},
+    db::{OpenError, Sealer},
+    jobs::Hand,
+    plugins,
     webhooks::{
-        Rooms, Running, Together,
-        attempts::{self, AttemptsApi},
-        chores::Chore,
-        dead_letters::{self, DeadLettersApi},
-        deliveries::{self, DeliveriesApi},
-        dispatch::Dispatch,
-        endpoints::{self, EndpointsApi, actions::EndpointActionsApi},
-        event_types::{self, EventType, EventTypesApi},
-        events::{self, EventsApi},
-        inspector::{self, InspectorApi, Receive},
-        planning::DeliverWebhook,
-        publishing::Publisher,
-        redeliveries::{self, RedeliveriesApi},
-        repeats::RepeatsApi,
-        sender::{Sender, SenderError},
-        signals,
+        dispatch::Dispatch, inspector::Receive, planning::DeliverWebhook, sender::SenderError,
         target::TargetPolicy,
-        worker::{Loads, Worker},
     },
 };
 
@@ -82,7 +71,10 @@ pub enum StartError {
     Database(#[from] OpenError),
     /// The address.
     #[error("listen: {0}: {1}; choose another address with --listen or BOTIX_LISTEN")]
-    Listen(std::net::SocketAddr, io::Error),
+    Listen(SocketAddr, io::Error),
+    /// The address of those who watch.
+    #[error("monitor_listen: {0}: {1}; choose another address with BOTIX_MONITOR_LISTEN")]
+    MonitorListen(SocketAddr, io::Error),
     /// The key file beside an embedded database.
     #[error("master key: {0}")]
     MasterKey(String),
@@ -100,118 +92,6 @@ pub enum StartError {
     Server(#[from] io::Error),
 }
 
-/// All built-in event types.
-pub fn event_types() -> Vec<EventType> {
-    let mut types = vec![
-        EventType::of::<Contact>("contact.created", "A contact was created."),
-        EventType::of::<Contact>("contact.updated", "A contact was changed."),
-        EventType::of::<DeletedContact>("contact.deleted", "A contact was deleted."),
-    ];
-    types.extend(event_types::announced());
-    types.extend(event_types::general());
-    types.extend(signals::event_types());
-    types
-}
-
-/// The query texts of every list, for those who look at their plans.
-pub fn lists() -> Vec<ListTexts> {
-    [
-        contacts::lists(),
-        events::lists(),
-        endpoints::lists(),
-        deliveries::lists(),
-        attempts::lists(),
-        dead_letters::lists(),
-        redeliveries::lists(),
-        inspector::lists(),
-        plugins::lists(),
-    ]
-    .concat()
-}
-
-/// Everything deprecated, with the last days of these settings.
-pub fn deprecations(offset: &OffsetPagination) -> Vec<Deprecation> {
-    let lists = lists();
-    let with_offset = lists
-        .iter()
-        .filter(|list| list.offset.is_some())
-        .map(|list| list.resource);
-    vec![page::offset::deprecation(with_offset, offset.sunset)]
-}
-
-type PublicApi = (
-    ContactsApi,
-    EventsApi,
-    EventTypesApi,
-    EndpointsApi,
-    EndpointActionsApi,
-    DeliveriesApi,
-    RepeatsApi,
-    AttemptsApi,
-    DeadLettersApi,
-    RedeliveriesApi,
-    PluginsApi,
-    InspectorApi,
-);
-
-fn public_api(
-    db: &Db,
-    sealer: &Sealer,
-    public_url: &str,
-    dispatch: Option<Dispatch>,
-) -> OpenApiService<PublicApi, ()> {
-    let apis = (
-        ContactsApi { db: db.clone() },
-        EventsApi {
-            db: db.clone(),
-            publisher: Publisher::new(db.clone(), dispatch),
-            types: event_types(),
-        },
-        EventTypesApi {
-            types: event_types(),
-        },
-        EndpointsApi {
-            db: db.clone(),
-            sealer: sealer.clone(),
-        },
-        EndpointActionsApi {
-            sealer: sealer.clone(),
-        },
-        DeliveriesApi { db: db.clone() },
-        RepeatsApi {
-            public_url: public_url.to_owned(),
-        },
-        AttemptsApi { db: db.clone() },
-        DeadLettersApi { db: db.clone() },
-        RedeliveriesApi { db: db.clone() },
-        PluginsApi { db: db.clone() },
-        InspectorApi {
-            db: db.clone(),
-            public_url: public_url.to_owned(),
-        },
-    );
-    OpenApiService::new(apis, "BOTIX", env!("CARGO_PKG_VERSION"))
-        .summary(
-            "A messaging and CRM platform with safe retries, stable lists and no lost webhook.",
-        )
-        .description(include_str!("../../../openapi/description.md"))
-        .server("/public/v1")
-}
-
-/// The published document of one version.
-pub fn openapi(version: Version, deprecations: &[Deprecation]) -> serde_json::Value {
-    // The document depends on the handlers' types alone; no handler of this copy ever runs.
-    let pool = sqlx::sqlite::SqlitePoolOptions::new()
-        .connect_lazy_with(sqlx::sqlite::SqliteConnectOptions::new());
-    let db = Db::Sqlite {
-        writer: pool.clone(),
-        readers: pool,
-    };
-    let service = public_api(&db, &Sealer::new(&MasterKey::generate()), "", None);
-    let webhooks: Vec<_> = event_types().iter().map(EventType::webhook).collect();
-    spec::document(version, || service.spec(), &webhooks, deprecations)
-}
-
 /// A bound address, not yet served.
 pub struct Bound {
     acceptor: poem::listener::TcpAcceptor,
@@ -220,21 +100,33 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds the address of the settings.
-    pub async fn new(config: &Config) -> Result<Self, StartError> {
-        let acceptor = TcpListener::bind(config.listen)
-            .into_acceptor()
-            .await
-            .map_err(|error| StartError::Listen(config.listen, error))?;
+    /// Binds the address at which requests are answered.
+    pub async fn public(config: &Config) -> Result<Self, StartError> {
+        let bound = Self::at(config.listen).await;
+        bound.map_err(|error| StartError::Listen(config.listen, error))
+    }
+
+    /// Binds the address for those who watch, if there is one.
+    pub async fn monitor(config: &Config) -> Result<Option<Self>, StartError> {
+        let Some(address) = config.monitor_listen else {
+            return Ok(None);
+        };
+        let bound = Self::at(address).await;
+        let bound = bound.map_err(|error| StartError::MonitorListen(address, error))?;
+        Ok(Some(bound))
+    }
+
+    async fn at(address: SocketAddr) -> io::Result<Self> {
+        let acceptor = TcpListener::bind(address).into_acceptor().await?;
         let port = acceptor
             .local_addr()
             .first()
-            .and_then(|address| address.as_socket_addr().map(std::net::SocketAddr::port))
-            .unwrap_or(config.listen.port());
-        let host = match config.listen.ip() {
+            .and_then(|address| address.as_socket_addr().map(SocketAddr::port))
+            .unwrap_or(address.port());
+        let host = match address.ip() {
             ip if ip.is_unspecified() => "127.0.0.1".to_owned(),
-            std::net::IpAddr::V6(ip) => format!("[{ip}]"),
-            std::net::IpAddr::V4(ip) => ip.to_string(),
+            IpAddr::V6(ip) => format!("[{ip}]"),
+            IpAddr::V4(ip) => ip.to_string(),
         };
         Ok(Self {
             acceptor,
@@ -263,6 +155,8 @@ impl App {
             .trim_end_matches('/')
             .to_owned();
         error::set_public_url(&public_url);
+        // Before anybody counts: what is counted earlier is nowhere to be seen.
+        console::health::install();
         let executions = TaskTracker::new();
         let idempotency = Idempotency::new(
             protection,
@@ -272,7 +166,7 @@ impl App {
             &store.config.idempotency,
             executions.clone(),
         );
-        let hand = Hand::new::<DeliverWebhook>(store.db.clone(), at_hand(&store.config));
+        let hand = Hand::new::<DeliverWebhook>(store.db.clone(), work::at_hand(&store.config));
         Self {
             store,
             public_url,
@@ -325,7 +219,7 @@ impl App {
     fn routes(&self) -> impl Endpoint<Output = Response> + 'static {
         let db = &self.store.db;
         let sealer = Sealer::new(&self.store.master);
-        let service = public_api(db, &sealer, &self.public_url, Some(self.dispatch.clone()));
+        let service = api::service(db, &sealer, &self.public_url, Some(self.dispatch.clone()));
         let deprecations = deprecations(&self.store.config.offset_pagination);
         let deprecations = Deprecations::new(deprecations, &self.public_url);
         let changelog = console::changelog::Changelog::new(deprecations.all(), &self.public_url);
@@ -353,7 +247,7 @@ impl App {
             ))
             .data(PublicUrl(self.public_url.clone()))
             .data(deprecations);
-        Route::new()
+        let routes = Route::new()
             .nest("/public/v1", api)
             .nest("/inspect", Receive { db: db.clone() })
             .at("/", get(console::pages::home))
@@ -366,108 +260,8 @@ impl App {
             .at("/error-codes", get(console::pages::error_codes))
             .at("/changelog/rss", get(changelog.feed()))
             .at("/changelog", get(changelog))
-            .at("/developers", get(developers.clone()).post(developers))
-            .at("/healthz", get(console::health::alive))
-            .at(
-                "/readyz",
-                get(console::health::Ready {
-                    db: db.clone(),
-                    shared: self.store.shared.clone(),
-                }),
-            )
-            .at("/metrics", get(console::health::Metrics::install()))
-            .with(RequestIds)
-    }
-
-    /// Runs jobs and sweeps until `stop`, then finishes those in flight. `accepts` says whether this process
-    /// also answers requests, and may begin what it accepts.
-    pub async fn work(&self, accepts: bool, stop: CancellationToken) -> Result<(), StartError> {
-        let config = &self.store.config;
-        let db = &self.store.db;
-        let hand = accepts.then(|| self.dispatch.hand().clone());
-        let at_hand = if accepts { at_hand(config) } else { 0 };
-        // Of the queue: what a project may hold of it is reckoned by this.
-        let concurrency = config.webhooks.concurrency - at_hand;
-        let engine = PluginEngine::new(Limits::default(), 64)?;
-        let plugins = PluginHost::new(db.clone(), engine, &self.store.master);
-        let sender = |policy| {
-            let webhooks = &config.webhooks;
-            Sender::new(
-                policy,
-                webhooks.connect_timeout,
-                webhooks.read_timeout,
-                None,
-            )
-        };
-        let anywhere = TargetPolicy {
-            allow_private: true,
-        };
-        let rooms = Rooms::new(config.webhooks.endpoint_concurrency, concurrency, at_hand);
-        let worker = Worker {
-            db: db.clone(),
-            sealer: Sealer::new(&self.store.master),
-            plugins: plugins.clone(),
-            sender: sender(self.policy())?,
-            to_inspector: sender(anywhere)?,
-            ladder: config.webhooks.ladder.clone().into(),
-            public_url: (&*self.public_url).into(),
-            rooms: rooms.clone(),
-            running: Running::default(),
-            loads: Loads::new(db.clone()),
-            parking: Parking::new(db.clone()),
-            begin: Begin::new(db.clone()),
-            together: Together::new(db.clone()),
-            stop: stop.clone(),
-        };
-        self.dispatch.start(worker.clone());
-        let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |taken| {
-            let worker = worker.clone();
-            Box::pin(async move { worker.deliver(taken).await })
-        });
-        let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |taken| {
-            let plugins = plugins.clone();
-            Box::pin(async move {
-                plugins.compile(taken.job).await;
-                Ended::Settled
-            })
-        });
-        let of_chores = db.clone();
-        let chores: jobs::Handler<Chore> = Arc::new(move |taken| {
-            let chore = taken.job.run(of_chores.clone());
-            Box::pin(chore.map(|()| Ended::Settled))
-        });
-        let deliver = Run {
-            db: db.clone(),
-            concurrency,
-            handler: deliver,
-            hand,
-            lanes: Some(Arc::new(rooms)),
-            begin: None,
-        };
-        together([
-            deliver.until(stop.clone()).map(Ok).boxed_local(),
-            Run::plain(db.clone(), 2, compile)
-                .until(stop.clone())
-                .map(Ok)
-                .boxed_local(),
-            Run::plain(db.clone(), 4, chores)
-                .until(stop.clone())
-                .map(Ok)
-                .boxed_local(),
-            sweep::run(db, &self.idempotency, config.sweep_every, stop)
-                .map(Ok)
-                .boxed_local(),
-        ])
-        .await
-    }
-}
-
-/// How many of a process's deliveries may be those that it has just accepted itself.
-fn at_hand(config: &Config) -> usize {
-    // On SQLite none begin so.
-    match config.sqlite_path() {
-        Some(_) => 0,
-        None => config.webhooks.concurrency / 2,
+            .at("/developers", get(developers.clone()).post(developers));
+        self.watched(routes).with(RequestIds)
     }
 }
 

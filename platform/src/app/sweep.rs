@@ -9,7 +9,7 @@ use crate::{
     db::{Db, Timestamp},
     jobs,
     webhooks::{
-        endpoints, gauges, redeliveries,
+        endpoints, redeliveries,
         rescue::Rescue,
         retention::{self, Retention},
     },
@@ -62,9 +62,6 @@ pub(super) async fn run(
             Ok(0) => {}
             Ok(lost) => tracing::error!(lost, "redeliveries had stopped; they go on"),
             Err(error) => tracing::warn!(%error, "the sweep for stopped redeliveries failed"),
-        }
-        if let Err(error) = gauges::observe(db).await {
-            tracing::warn!(%error, "the gauges could not be read");
         }
         let expired = until_small(&stop, BATCH, || idempotency.sweep(BATCH)).await;
         let finished = until_small(&stop, BATCH, || jobs::purge(db, BATCH)).await;

@@ -36,13 +36,13 @@ async fn within(folder: &Path, once: bool) -> CommandResult {
     let mut config = Config::load(None, &overrides)?;
     config.webhooks.allow_private_targets = true;
     start_log(if once { "error" } else { "warn" });
-    let usual = Bound::new(&config).await;
+    let usual = Bound::public(&config).await;
     let bound = if let Ok(bound) = usual {
         bound
     } else {
         // The usual address is taken, perhaps by another demo: any other one will do.
         config.listen.set_port(0);
-        Bound::new(&config).await?
+        Bound::public(&config).await?
     };
     let local_url = bound.local_url.clone();
     let store = Store::open(config).await?;
@@ -67,9 +67,11 @@ async fn within(folder: &Path, once: bool) -> CommandResult {
     };
     let serving = async { app.serve(bound, stop.clone()).await.map_err(Fault::from) };
     let working = async { app.work(true, stop.clone()).await.map_err(Fault::from) };
+    let observing = app.observe(stop.clone()).map(Ok);
     together([
         serving.boxed_local(),
         working.boxed_local(),
+        observing.boxed_local(),
         shown.boxed_local(),
     ])
     .await

@@ -16,10 +16,11 @@ pub(super) async fn run(config: Config, roles: &[Role], protection: Protection) 
     let api = roles.contains(&Role::Api);
     // Bound before the database is opened: a taken address is told at once.
     let bound = if api {
-        Some(Bound::new(&config).await?)
+        Some(Bound::public(&config).await?)
     } else {
         None
     };
+    let monitor = Bound::monitor(&config).await?;
     let local_url = bound.as_ref().map_or_else(
         || format!("http://{}", config.listen),
         |bound| bound.local_url.clone(),
@@ -47,7 +48,20 @@ pub(super) async fn run(config: Config, roles: &[Role], protection: Protection) 
             Ok(())
         }
     };
-    together([serving.boxed_local(), working.boxed_local()]).await?;
+    let watched = async {
+        match monitor {
+            Some(bound) => app.be_watched(bound, stop.clone()).await,
+            None => Ok(()),
+        }
+    };
+    let observing = app.observe(stop.clone()).map(Ok);
+    together([
+        serving.boxed_local(),
+        working.boxed_local(),
+        watched.boxed_local(),
+        observing.boxed_local(),
+    ])
+    .await?;
     tracing::info!("stopped");
     Ok(())
 }

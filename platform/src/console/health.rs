@@ -57,32 +57,41 @@ fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
         .body(body.to_string())
 }
 
-/// Prometheus metrics.
-pub struct Metrics(PrometheusHandle);
+/// The figures of this process, whoever counts them.
+static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 
-impl Metrics {
-    /// Installs the recorder of this process, once.
-    pub fn install() -> Self {
-        static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
-        let handle = RECORDER.get_or_init(|| {
-            let recorder = PrometheusBuilder::new().build_recorder();
-            let handle = recorder.handle();
-            if metrics::set_global_recorder(recorder).is_err() {
-                tracing::warn!("another metrics recorder is installed");
-            }
-            handle
-        });
-        Self(handle.clone())
+/// From now on this process counts.
+pub fn install() {
+    RECORDER.get_or_init(|| {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed");
+        }
+        handle
+    });
+}
+
+/// Sums up what was measured since the last time, which is kept one by one until then: where nobody asks
+/// for the figures it would grow for ever.
+pub fn tidy() {
+    if let Some(figures) = RECORDER.get() {
+        figures.run_upkeep();
     }
 }
+
+/// The figures, in the text form of Prometheus.
+#[derive(Debug)]
+pub struct Metrics;
 
 impl Endpoint for Metrics {
     type Output = Response;
 
     async fn call(&self, _: Request) -> poem::Result<Response> {
-        self.0.run_upkeep();
+        tidy();
+        let figures = RECORDER.get().map(PrometheusHandle::render);
         Ok(Response::builder()
             .content_type("text/plain; version=0.0.4")
-            .body(self.0.render()))
+            .body(figures.unwrap_or_default()))
     }
 }

@@ -140,9 +140,11 @@ impl RateLimits {
             Asking::HowItStands => Duration::ZERO,
         };
         let missing = back - now + takes;
-        let Some(left) = self.window.checked_sub(missing) else {
-            return Err(missing - self.window);
-        };
+        let too_much = missing.saturating_sub(self.window);
+        if !too_much.is_zero() {
+            return Err(too_much);
+        }
+        let left = self.window.saturating_sub(missing);
         if asking == Asking::ToGoOn {
             if known.len() >= REMEMBERED {
                 known.retain(|_, back| *back > now);

@@ -9,39 +9,34 @@
 //! handed out first come, first served, and many readers.
 
 mod borrowed;
+mod faults;
 mod gather;
 mod id;
 mod json_text;
 mod migrate;
+mod open;
 mod secret_box;
 mod timestamp;
 
 use std::{
-    io,
-    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use secrecy::ExposeSecret as _;
-use sqlx::{
-    PgConnection, Sqlite, SqliteConnection, SqlitePool, Transaction,
-    pool::PoolConnection,
-    postgres::{PgConnectOptions, PgPoolOptions},
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
-};
-
+use sqlx::{PgConnection, Sqlite, SqliteConnection, SqlitePool, Transaction, pool::PoolConnection};
 use tokio::sync::Notify;
 
 use borrowed::Borrowed;
 pub use borrowed::Connections;
+pub use faults::{
+    is_broken, is_conflict, is_unavailable, is_unique_violation, only_postgres, silence,
+};
 pub use gather::Gather;
 pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
+pub use open::OpenError;
 pub use secret_box::{SealError, Sealer};
 pub use timestamp::Timestamp;
-
-use crate::config::Config;
 
 /// How long a statement waits for a connection or a lock before the store counts as out of reach.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,15 +44,9 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long somebody waits for his turn at SQLite's only writer: a queue in this process is no outage.
 const TURN: Duration = Duration::from_secs(20);
 
-/// How long a statement may go without its answer before its connection counts as dead; the server
-/// itself ends what takes longer than [`LONGEST_STATEMENT`].
+/// How long a statement may go without its answer before its connection counts as dead; PostgreSQL
+/// itself ends what takes longer than [`LONGEST_STATEMENT`](open::LONGEST_STATEMENT).
 const SILENCE: Duration = Duration::from_secs(20);
-
-/// How often a starting process waits for its first connection before it gives up.
-const FIRST_TRIES: u32 = 3;
-
-/// How long PostgreSQL lets a statement run.
-const LONGEST_STATEMENT: &str = "15s";
 
 /// The database of this process.
 #[derive(Clone, Debug)]
@@ -180,106 +169,7 @@ impl Queryable for Autocommit {
     }
 }
 
-/// Why a database could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The URL is not one of this database.
-    #[error("database_url: {0}")]
-    Url(String),
-    /// The database did not answer or refused.
-    #[error("database: {0}")]
-    Connect(#[from] sqlx::Error),
-    /// The folder of an SQLite file could not be made.
-    #[error("database folder: {0}")]
-    Folder(#[from] io::Error),
-    /// A migration failed.
-    #[error("migration: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
-}
-
 impl Db {
-    /// Connects; makes an SQLite file where there is none.
-    pub async fn open(config: &Config) -> Result<Self, OpenError> {
-        match config.sqlite_path() {
-            Some(path) => Self::open_sqlite(&path, config.database_connections).await,
-            None => Self::open_postgres(config).await,
-        }
-    }
-
-    async fn open_postgres(config: &Config) -> Result<Self, OpenError> {
-        let options: PgConnectOptions = config
-            .database_url
-            .expose_secret()
-            .parse()
-            .map_err(|error: sqlx::Error| OpenError::Url(error.to_string()))?;
-        let options = options.application_name("botix").options([
-            ("statement_timeout", LONGEST_STATEMENT),
-            // Every statement here finds its rows by an index. A plan is kept for long, and one that was
-            // made while the tables were empty must not read them whole when they are full.
-            ("enable_seqscan", "off"),
-            ("enable_hashjoin", "off"),
-            ("enable_mergejoin", "off"),
-            // Planned once a connection, not anew for the first five executions: no plan depends on values.
-            ("plan_cache_mode", "force_generic_plan"),
-            // Compiling a plan takes longer than running it.
-            ("jit", "off"),
-            ("idle_in_transaction_session_timeout", "60s"),
-        ]);
-        let pool = PgPoolOptions::new()
-            .max_connections(config.database_connections)
-            .acquire_timeout(PATIENCE)
-            .test_before_acquire(false)
-            .connect_lazy_with(options);
-        // A database that is busy, or starts at the same time, gets a few chances.
-        let mut tries = 1;
-        loop {
-            match Box::pin(pool.acquire()).await {
-                Ok(_) => break,
-                Err(sqlx::Error::PoolTimedOut) if tries < FIRST_TRIES => tries += 1,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(Self::Postgres(Connections::new(pool)))
-    }
-
-    async fn open_sqlite(path: &Path, readers: u32) -> Result<Self, OpenError> {
-        if let Some(folder) = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-        {
-            tokio::fs::create_dir_all(folder).await?;
-        }
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Normal)
-            .foreign_keys(true)
-            .busy_timeout(PATIENCE)
-            .pragma("cache_size", "-65536")
-            .pragma("temp_store", "memory");
-        let writer = SqlitePoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(TURN)
-            .test_before_acquire(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .connect_with(options.clone())
-            .await?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(readers.clamp(2, 8))
-            .acquire_timeout(PATIENCE)
-            .test_before_acquire(false)
-            .connect_with(options.pragma("query_only", "on"))
-            .await?;
-        Ok(Self::Sqlite { writer, readers })
-    }
-
-    /// Applies every migration that is missing; safe beside running nodes.
-    pub async fn migrate(&self) -> Result<(), OpenError> {
-        migrate::run(self).await.map_err(OpenError::from)
-    }
-
     /// How long the opening of a transaction that may write is waited for.
     pub fn patience(&self) -> Duration {
         match self {
@@ -417,74 +307,10 @@ pub fn settle<T>(on: &mut impl Queryable, answer: Option<sqlx::Result<T>>) -> sq
     answer
 }
 
-/// The error of a statement that was not answered.
-pub fn silence() -> sqlx::Error {
-    let text = "PostgreSQL did not answer; the connection is closed";
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
-}
-
-/// The error of a statement that only PostgreSQL has, on SQLite; whoever asks it looked which one it is before.
-pub fn only_postgres() -> sqlx::Error {
-    sqlx::Error::Protocol("a statement for PostgreSQL".to_owned())
-}
-
 /// Wakes after each commit of this process that announced something.
 pub fn announced() -> &'static Arc<Notify> {
     static ANNOUNCED: OnceLock<Arc<Notify>> = OnceLock::new();
     ANNOUNCED.get_or_init(Arc::default)
-}
-
-/// Whether an error means that the connection is gone.
-pub fn is_broken(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        // The server ended it, or is about to.
-        sqlx::Error::Database(error) => error
-            .code()
-            .is_some_and(|code| code.starts_with("57P") || code.starts_with("08")),
-        _ => false,
-    }
-}
-
-/// Whether an error means that the store is out of reach, rather than that a statement is wrong.
-pub fn is_unavailable(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Io(_)
-        | sqlx::Error::Tls(_)
-        | sqlx::Error::PoolTimedOut
-        | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed
-        | sqlx::Error::Protocol(_) => true,
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| match code.len() {
-            // PostgreSQL: connection, resources, intervention and time-outs, read-only, conflicts.
-            5 => {
-                ["08", "53", "57"]
-                    .iter()
-                    .any(|class| code.starts_with(class))
-                    || matches!(&*code, "25P03" | "25006" | "40001" | "40P01")
-            }
-            // SQLite, by the low byte: busy, locked, I/O, full, cannot open.
-            _ => code
-                .parse::<u32>()
-                .is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10 | 13 | 14)),
-        }),
-        _ => false,
-    }
-}
-
-/// Whether a statement gave way to another transaction: a deadlock, or no serial order.
-pub fn is_conflict(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code)
-        .is_some_and(|code| matches!(&*code, "40001" | "40P01"))
-}
-
-/// Whether an error is a violated unique constraint or primary key.
-pub fn is_unique_violation(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .is_some_and(sqlx::error::DatabaseError::is_unique_violation)
 }
 
 /// Runs a statement on either database; the number of rows it changed.

@@ -1,5 +1,5 @@
-//! Gauges of the deliveries of all projects, for whoever runs the platform: what every worker's sweep
-//! reads from the database and shows in its process's `/metrics`. Each is an index look-up or a count
+//! Gauges of the deliveries of all projects, for whoever runs the platform: what every process reads from the
+//! database and shows in its `/metrics`. Each is an index look-up or a count
 //! that ends at [`MOST`], however much there is.
 
 use std::time::Duration;

@@ -231,6 +231,15 @@ impl TestServer {
         SecondProcess(self.spawn(0, arguments))
     }
 
+    /// The same, with some settings of its own.
+    pub fn second_process_with(
+        &self,
+        arguments: &[&str],
+        overrides: &[(&str, &str)],
+    ) -> SecondProcess {
+        SecondProcess(self.spawn_with(0, arguments, overrides))
+    }
+
     /// Another node on the same stores; killed when it is dropped.
     pub async fn second_node(&self) -> Node {
         self.second_node_with(&[]).await

@@ -1,0 +1,115 @@
+//! The half of a process that works: deliveries, compilations, chores and sweeps.
+
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use tokio_util::sync::CancellationToken;
+
+use super::{App, StartError, sweep, together};
+use crate::{
+    config::Config,
+    db::Sealer,
+    jobs::{self, Begin, Ended, Parking, Run},
+    plugins::{self, Limits, PluginEngine, PluginHost},
+    webhooks::{
+        Rooms, Running, Together,
+        chores::Chore,
+        planning::DeliverWebhook,
+        sender::Sender,
+        target::TargetPolicy,
+        worker::{Loads, Worker},
+    },
+};
+
+impl App {
+    /// Runs jobs and sweeps until `stop`, then finishes those in flight. `accepts` says whether this process
+    /// also answers requests, and may begin what it accepts.
+    pub async fn work(&self, accepts: bool, stop: CancellationToken) -> Result<(), StartError> {
+        let config = &self.store.config;
+        let db = &self.store.db;
+        let hand = accepts.then(|| self.dispatch.hand().clone());
+        let at_hand = if accepts { at_hand(config) } else { 0 };
+        // Of the queue: what a project may hold of it is reckoned by this.
+        let concurrency = config.webhooks.concurrency - at_hand;
+        let engine = PluginEngine::new(Limits::default(), 64)?;
+        let plugins = PluginHost::new(db.clone(), engine, &self.store.master);
+        let sender = |policy| {
+            let webhooks = &config.webhooks;
+            Sender::new(
+                policy,
+                webhooks.connect_timeout,
+                webhooks.read_timeout,
+                None,
+            )
+        };
+        let anywhere = TargetPolicy {
+            allow_private: true,
+        };
+        let rooms = Rooms::new(config.webhooks.endpoint_concurrency, concurrency, at_hand);
+        let worker = Worker {
+            db: db.clone(),
+            sealer: Sealer::new(&self.store.master),
+            plugins: plugins.clone(),
+            sender: sender(self.policy())?,
+            to_inspector: sender(anywhere)?,
+            ladder: config.webhooks.ladder.clone().into(),
+            public_url: (&*self.public_url).into(),
+            rooms: rooms.clone(),
+            running: Running::default(),
+            loads: Loads::new(db.clone()),
+            parking: Parking::new(db.clone()),
+            begin: Begin::new(db.clone()),
+            together: Together::new(db.clone()),
+            stop: stop.clone(),
+        };
+        self.dispatch.start(worker.clone());
+        let deliver: jobs::Handler<DeliverWebhook> = Arc::new(move |taken| {
+            let worker = worker.clone();
+            Box::pin(async move { worker.deliver(taken).await })
+        });
+        let compile: jobs::Handler<plugins::CompilePlugin> = Arc::new(move |taken| {
+            let plugins = plugins.clone();
+            Box::pin(async move {
+                plugins.compile(taken.job).await;
+                Ended::Settled
+            })
+        });
+        let of_chores = db.clone();
+        let chores: jobs::Handler<Chore> = Arc::new(move |taken| {
+            let chore = taken.job.run(of_chores.clone());
+            Box::pin(chore.map(|()| Ended::Settled))
+        });
+        let deliver = Run {
+            db: db.clone(),
+            concurrency,
+            handler: deliver,
+            hand,
+            lanes: Some(Arc::new(rooms)),
+            begin: None,
+        };
+        together([
+            deliver.until(stop.clone()).map(Ok).boxed_local(),
+            Run::plain(db.clone(), 2, compile)
+                .until(stop.clone())
+                .map(Ok)
+                .boxed_local(),
+            Run::plain(db.clone(), 4, chores)
+                .until(stop.clone())
+                .map(Ok)
+                .boxed_local(),
+            sweep::run(db, &self.idempotency, config.sweep_every, stop)
+                .map(Ok)
+                .boxed_local(),
+        ])
+        .await
+    }
+}
+
+/// How many of a process's deliveries may be those that it has just accepted itself.
+pub(super) fn at_hand(config: &Config) -> usize {
+    // On SQLite none begin so.
+    match config.sqlite_path() {
+        Some(_) => 0,
+        None => config.webhooks.concurrency / 2,
+    }
+}
