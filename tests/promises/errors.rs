@@ -13,6 +13,7 @@ on_both_databases!(
     a_revoked_key_is_unauthenticated,
     an_unknown_path_is_a_problem_too,
     a_wrong_method_names_the_right_ones,
+    a_head_is_what_a_get_begins_with,
     a_body_of_another_media_type_is_refused,
     a_body_too_large_is_refused,
     an_action_takes_an_absent_an_empty_and_an_object_body,
@@ -233,6 +234,34 @@ async fn a_wrong_method_names_the_right_ones(backend: Backend) {
             !allow.contains(method.as_str()),
             "{method} {path}: Allow: {allow}"
         );
+    }
+}
+
+/// The same head as of `GET`, and no body: the next answer on the connection is the next answer.
+async fn a_head_is_what_a_get_begins_with(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let api = server.project("shop").await.api;
+    api.post("/contacts")
+        .json(&json!({"phone": fresh_phone()}))
+        .send()
+        .await
+        .expect(201);
+    for (path, status) in [
+        ("/contacts", 200),
+        ("/contacts?cursor_limit=0", 400),
+        ("/nothing", 404),
+        ("/contacts/con_00000000000000000000000000", 404),
+    ] {
+        let head = api.call(Method::HEAD, path).send().await;
+        let get = api.get(path).send().await;
+        assert_eq!(head.status, status, "{path}");
+        assert_eq!(get.status, status, "{path}");
+        assert!(head.body.is_empty(), "{path}");
+        for name in ["content-type", "ratelimit-policy"] {
+            assert_eq!(head.header(name), get.header(name), "{path}: {name}");
+        }
+        let length = head.header("content-length").map(str::parse);
+        assert_eq!(length, Some(Ok(get.body.len())), "{path}");
     }
 }
 

@@ -118,10 +118,7 @@ fn needed(method: &Method, path: &str) -> &'static [Scope] {
             path.strip_prefix(room)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         });
-    match (
-        *method == Method::GET || *method == Method::HEAD,
-        administers,
-    ) {
+    match (*method == Method::GET, administers) {
         (true, true) => &[Scope::Read, Scope::Admin],
         (true, false) => &[Scope::Read],
         (false, true) => &[Scope::Admin],

@@ -93,7 +93,11 @@ pub struct ContractEndpoint<E> {
 impl<E: Endpoint + 'static> Endpoint for ContractEndpoint<E> {
     type Output = Response;
 
-    async fn call(&self, request: Request) -> poem::Result<Response> {
+    async fn call(&self, mut request: Request) -> poem::Result<Response> {
+        if request.method() == Method::HEAD {
+            // The connection leaves the body out, and says how long it would be.
+            request.set_method(Method::GET);
+        }
         let mut standing = None;
         let used = self.deprecations.used_by(&request);
         // On the heap, or every layer around this one would move it.

@@ -331,8 +331,23 @@ impl Answer {
             .expect("the ids")
             .insert(request_id.to_owned());
         assert!(fresh, "X-Request-Id came twice: {request_id}");
-        if below_base && !self.status.is_success() {
+        if !below_base {
+            return;
+        }
+        if !self.status.is_success() && !self.call.starts_with("HEAD ") {
             self.is_a_problem(request_id);
+        }
+        // Only who asks has a limit: without that there is none to tell of.
+        let asked_by_a_project =
+            self.status != StatusCode::UNAUTHORIZED && !self.status.is_server_error();
+        if asked_by_a_project {
+            for name in ["ratelimit", "ratelimit-policy"] {
+                assert!(
+                    self.header(name).is_some(),
+                    "no {name}: {}",
+                    self.describe()
+                );
+            }
         }
     }
 
