@@ -363,6 +363,20 @@ async fn every_code_is_published(backend: Backend) {
             "{code}"
         );
     }
+    for rather_json in [
+        "text/html;q=0.5, application/json;q=0.9",
+        "application/json;q=1, text/html;q=0.5",
+        "APPLICATION/JSON",
+        "application/json, text/plain, */*",
+    ] {
+        let request = api.outside(Method::GET, "/error-codes");
+        let answer = request
+            .header("accept", rather_json)
+            .send()
+            .await
+            .expect(200);
+        assert_eq!(answer.json(), listed, "{rather_json}");
+    }
     let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     let page = api
         .outside(Method::GET, "/error-codes")

@@ -74,12 +74,14 @@ async fn a_bin_takes_bodies_of_any_kind(backend: Backend) {
     let bin = api.post("/inspector/bins").send().await.expect(201).json();
     let url = bin["url"].as_str().expect("a URL");
     let large = "x".repeat(65_536);
-    let bodies: [&[u8]; 5] = [
+    let larger = format!("{large}y").repeat(20);
+    let bodies: [&[u8]; 6] = [
         b"",
         b"\0",
         b"\xff\xfe\0\x80",
         b"{\"a\":1.0}",
         large.as_bytes(),
+        larger.as_bytes(),
     ];
     for body in bodies {
         let request = api.anonymous().outside(Method::POST, url);
@@ -92,8 +94,10 @@ async fn a_bin_takes_bodies_of_any_kind(backend: Backend) {
     let id = bin["id"].as_str().expect("an id");
     let requests = api.all(&format!("/inspector/bins/{id}/requests")).await;
     assert_eq!(requests.len(), bodies.len());
+    // Of a larger one the beginning.
     assert_eq!(requests[0]["body"], large);
-    assert_eq!(requests[1]["body"], "{\"a\":1.0}");
+    assert_eq!(requests[1]["body"], large);
+    assert_eq!(requests[2]["body"], "{\"a\":1.0}");
 }
 
 async fn a_bin_belongs_to_its_project(backend: Backend) {

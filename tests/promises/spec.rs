@@ -7,6 +7,7 @@ use crate::harness::command::program;
 use crate::harness::server::TestServer;
 use reqwest::Method;
 use serde_json::{Map, Value};
+use std::process::Stdio;
 
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
@@ -118,6 +119,19 @@ fn the_repository_holds_the_spec_that_the_program_prints() {
             "openapi/{file} has drifted: botix openapi --version {version} > openapi/{file}"
         );
     }
+    // Nobody reads it to its end.
+    let mut unread = program()
+        .arg("openapi")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(unread.stdout.take());
+    let unread = unread.wait_with_output().expect("an end");
+    assert!(
+        unread.status.success() && unread.stderr.is_empty(),
+        "{unread:?}"
+    );
     let default = program()
         .arg("openapi")
         .output()

@@ -6,7 +6,11 @@ mod plugin;
 mod project;
 mod serve;
 
-use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -178,8 +182,12 @@ async fn run(arguments: Arguments) -> CommandResult {
         }
         Command::Openapi { version } => {
             let deprecations = app::deprecations(&OffsetPagination::default());
-            println!("{:#}", app::openapi(version, &deprecations));
-            Ok(())
+            let document = app::openapi(version, &deprecations);
+            match writeln!(std::io::stdout(), "{document:#}") {
+                // Whoever reads has seen enough.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+                written => Ok(written?),
+            }
         }
         Command::Plugin(command) => plugin::run(command).await,
         Command::ExplainLists { settings } => {

@@ -45,7 +45,7 @@ impl Endpoint for Changelog {
     type Output = Response;
 
     async fn call(&self, request: Request) -> poem::Result<Response> {
-        let form = if wants_json(&request) {
+        let form = if wants_json(&request).await {
             &self.json
         } else {
             &self.html

@@ -1,7 +1,7 @@
 //! Small HTML pages without any outside host.
 
 use maud::{DOCTYPE, Markup, html};
-use poem::{Request, Response, handler, http::header};
+use poem::{FromRequest as _, Request, Response, handler, http::header, web::Accept};
 use serde_json::json;
 
 use crate::contract::Code;
@@ -38,13 +38,16 @@ pub fn document(title: &str, content: &Markup) -> String {
     page.into_string()
 }
 
-/// Whether a client accepts JSON rather than a page.
-pub fn wants_json(request: &Request) -> bool {
-    request
-        .headers()
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .is_some_and(|accept| accept.contains("json") && !accept.contains("text/html"))
+/// Whether a client would rather have JSON than a page.
+pub async fn wants_json(request: &Request) -> bool {
+    let accepted = Accept::from_request_without_body(request).await;
+    let ranges = accepted.map_or_else(|_| Vec::new(), |Accept(ranges)| ranges);
+    let first = ranges.iter().find_map(|range| match range.essence_str() {
+        "application/json" | "application/problem+json" => Some(true),
+        "text/html" | "text/*" | "*/*" => Some(false),
+        _ => None,
+    });
+    first == Some(true)
 }
 
 /// What there is.
@@ -68,8 +71,8 @@ pub fn home() -> Response {
 
 /// The list of error codes: HTML, or JSON for those who accept it.
 #[handler]
-pub fn error_codes(request: &Request) -> Response {
-    let response = if wants_json(request) {
+pub async fn error_codes(request: &Request) -> Response {
+    let response = if wants_json(request).await {
         let codes: Vec<_> = Code::ALL
             .iter()
             .map(|code| {

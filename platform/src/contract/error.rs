@@ -66,7 +66,7 @@ codes! {
     MethodNotAllowed "METHOD_NOT_ALLOWED" 405 false "Method not allowed"
         "The path exists and does not take this method; `Allow` lists those it takes.";
     InvalidBody "INVALID_BODY" 400 false "Invalid body"
-        "The body is not JSON, has a member that is unknown, missing or of the wrong type, or a value that is not allowed; `errors` points at each.";
+        "The body is not JSON, has a member that is unknown, missing or of the wrong type, or a value that is not allowed; `errors` points at the first that was found.";
     InvalidParameter "INVALID_PARAMETER" 400 false "Invalid parameter"
         "A path or query parameter has a value that is not allowed.";
     UnsupportedMediaType "UNSUPPORTED_MEDIA_TYPE" 415 false "Unsupported media type"

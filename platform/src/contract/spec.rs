@@ -212,6 +212,14 @@ fn promise(path: &str, method: &str, operation: &mut Value, deprecations: &[Depr
             "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
             "x-codes": names,
         });
+        if status == 401 {
+            // Whose limit it would be is not known.
+            for name in RATE_LIMIT_HEADERS {
+                if let Some(headers) = answer["headers"].as_object_mut() {
+                    headers.remove(name);
+                }
+            }
+        }
         if matches!(status, 409 | 429 | 503) {
             answer["headers"]["Retry-After"] = json!({
                 "description": "Seconds to wait before another try.", "schema": {"type": "integer"}
@@ -223,6 +231,9 @@ fn promise(path: &str, method: &str, operation: &mut Value, deprecations: &[Depr
         deprecation.mark(operation);
     }
 }
+
+/// What a project's rate limit is told in.
+const RATE_LIMIT_HEADERS: [&str; 2] = ["RateLimit-Policy", "RateLimit"];
 
 fn common_headers(
     mut headers: Map<String, Value>,
@@ -306,6 +317,7 @@ fn describe_webhook(webhook: &WebhookSchema, generator: &mut SchemaGenerator) ->
             header("X-Botix-Signature", "Lower-case hex HMAC-SHA256 of the exact body under the endpoint's secret."),
             header("X-Botix-Request-Id", "The same for every step of the ladder, new for a manual retry."),
             header("X-Delivery-Attempt", "The number of the attempt, from 1."),
+            header("X-Botix-Signature-Previous", "The same under the secret before, as long as a rotation lets it sign too; else absent."),
             header("webhook-id", "The event id (Standard Webhooks)."),
             header("webhook-timestamp", "Unix seconds of this attempt (Standard Webhooks)."),
             header("webhook-signature", "`v1,<base64>`, several separated by spaces after a rotation (Standard Webhooks)."),

@@ -54,7 +54,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The next attempt comes no earlier than any value asks, and at most a day ahead.
+/// The next attempt comes no earlier than any value asks, and at most a day ahead where one asks at all.
 fn retry_after(input: &mut Input<'_>) {
     let seconds = u64::from_be_bytes(input.array()) % (1 << 38);
     let nanos = u32::from_be_bytes(input.array()) % 1_000_000_000;
@@ -77,7 +77,9 @@ fn retry_after(input: &mut Input<'_>) {
             (Next::At { delay }, Some(rung)) => {
                 assert_eq!(
                     delay,
-                    latest.map_or(*rung, |wait| wait.min(MAX_RETRY_AFTER))
+                    latest
+                        .filter(|wait| !wait.is_zero())
+                        .map_or(*rung, |wait| wait.min(MAX_RETRY_AFTER))
                 );
             }
             (Next::Dead { .. }, None) => {}

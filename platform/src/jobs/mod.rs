@@ -66,39 +66,52 @@ pub async fn enqueue<J: Job>(
     jobs: &[J],
     run_at: Timestamp,
 ) -> sqlx::Result<()> {
+    enqueue_each(on, jobs.iter().map(|job| (job, run_at))).await
+}
+
+/// Puts jobs into their queue, each to run at a time of its own.
+pub async fn enqueue_each<'j, J: Job>(
+    on: &mut impl Queryable,
+    jobs: impl IntoIterator<Item = (&'j J, Timestamp)>,
+) -> sqlx::Result<()> {
+    let jobs: Vec<_> = jobs.into_iter().collect();
     if jobs.is_empty() {
         return Ok(());
     }
     on.announce();
     if on.is_postgres() {
-        enqueue_postgres(on, jobs, run_at.since(Timestamp::now())).await
+        enqueue_postgres(on, &jobs).await
     } else {
-        enqueue_sqlite(on, jobs, run_at).await
+        enqueue_sqlite(on, &jobs).await
     }
 }
 
 async fn enqueue_postgres<J: Job>(
     on: &mut impl Queryable,
-    jobs: &[J],
-    delay: Duration,
+    jobs: &[(&J, Timestamp)],
 ) -> sqlx::Result<()> {
+    let now = Timestamp::now();
     let mut rows = Rows::default();
-    for job in jobs {
-        rows.push(job, None).map_err(unwritable)?;
+    let mut priorities = Vec::new();
+    let mut delays = Vec::new();
+    for (job, run_at) in jobs {
+        rows.push(*job, None).map_err(unwritable)?;
+        priorities.push(job.priority());
+        let delay = run_at.since(now).as_micros();
+        delays.push(i64::try_from(delay).unwrap_or(i64::MAX));
     }
-    let priorities: Vec<i32> = jobs.iter().map(Job::priority).collect();
     if let Conn::Postgres(conn) = on.conn() {
         let inserting = rows.bind(sqlx::query_as::<_, ()>(insert_jobs!(
             "$5",
             "j.priority",
-            "clock_timestamp() + $7 * interval '1 microsecond'",
-            "UNNEST($1::text[], $2::bytea[], $3::text[], $4::text[], $6::integer[]) \
-             AS j (id, job, key, lock_by, priority)"
+            "clock_timestamp() + j.delay * interval '1 microsecond'",
+            "UNNEST($1::text[], $2::bytea[], $3::text[], $4::text[], $6::integer[], $7::bigint[]) \
+             AS j (id, job, key, lock_by, priority, delay)"
         )));
         let inserting = inserting
             .bind(J::QUEUE)
             .bind(priorities)
-            .bind(i64::try_from(delay.as_micros()).unwrap_or(i64::MAX))
+            .bind(delays)
             .fetch_all(conn);
         let inserted = db::answered(inserting).await;
         db::settle(on, inserted)?;
@@ -108,18 +121,17 @@ async fn enqueue_postgres<J: Job>(
 
 async fn enqueue_sqlite<J: Job>(
     on: &mut impl Queryable,
-    jobs: &[J],
-    run_at: Timestamp,
+    jobs: &[(&J, Timestamp)],
 ) -> sqlx::Result<()> {
-    for job in jobs {
+    for (job, run_at) in jobs {
         execute!(
             on,
             "INSERT INTO Jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority, metadata, \
              idempotency_key) VALUES ($1, $2, $3, 'Pending', 0, 25, $4, $5, '{}', $6)",
             Ulid::generate().to_string(),
             J::QUEUE,
-            serde_json::to_vec(job).map_err(unwritable)?,
-            seconds(run_at),
+            serde_json::to_vec(*job).map_err(unwritable)?,
+            seconds(*run_at),
             job.priority(),
             job.unique_key()
         )?;

@@ -77,6 +77,14 @@ pub enum Refusal {
          nor `botix:webhook/signer@1.0.0`{0}"
     )]
     NoExport(String),
+    /// An interface of the right name that lacks its function.
+    #[error("the component exports `{interface}` without its function `{expected}`")]
+    ExportMissing {
+        /// The interface.
+        interface: String,
+        /// The function's line in the WIT file.
+        expected: &'static str,
+    },
     /// An export of the right name that is not what it should be.
     #[error("the component exports `{name}` with another type than `{expected}`")]
     ExportType {
@@ -235,27 +243,35 @@ fn check_export(
             .collect()
     };
     for name in &candidates {
-        if !exports_function(types.as_ref(), name, function) {
-            return Err(Refusal::ExportType {
-                name: short(&format!("{name}#{}", function.name)),
-                expected: function.wit,
-            });
+        match exports_function(types.as_ref(), name, function) {
+            Some(true) => {}
+            Some(false) => {
+                return Err(Refusal::ExportType {
+                    name: short(&format!("{name}#{}", function.name)),
+                    expected: function.wit,
+                });
+            }
+            None => {
+                return Err(Refusal::ExportMissing {
+                    interface: short(name),
+                    expected: function.wit,
+                });
+            }
         }
     }
     Ok(!candidates.is_empty())
 }
 
-fn exports_function(types: TypesRef<'_>, interface: &str, function: &Function) -> bool {
+/// Whether an export is an instance whose function has the right type; `None` where it has no such function.
+fn exports_function(types: TypesRef<'_>, interface: &str, function: &Function) -> Option<bool> {
     let Some(ComponentEntityType::Instance(instance)) = types
         .component_item_for_export(interface)
         .map(|item| item.ty)
     else {
-        return false;
+        return Some(false);
     };
-    let Some(item) = types[instance].exports.get(function.name) else {
-        return false;
-    };
-    matches!(item.ty, ComponentEntityType::Func(id) if function.is(types, id))
+    let item = types[instance].exports.get(function.name)?;
+    Some(matches!(item.ty, ComponentEntityType::Func(id) if function.is(types, id)))
 }
 
 /// Whether `name` is a released 1.x of the interface that `v1` (`…@1.0.0`) names.
@@ -361,6 +377,16 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("result<outcome, string>"), "{text}");
+    }
+
+    #[test]
+    fn an_interface_without_its_function_is_refused_with_the_name_that_is_missing() {
+        let text = refusal(&fixtures::exports_misnamed());
+        assert!(
+            text.contains("`botix:webhook/transformer@1.0.0` without"),
+            "{text}"
+        );
+        assert!(text.contains("`transform: func("), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Headers of a tenant's own on its webhooks: within bounds, and never the platform's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use poem::http::{HeaderName, HeaderValue, header::CONTENT_TYPE};
 use schemars::JsonSchema;
@@ -23,6 +23,19 @@ impl CustomHeaders {
         self.0
             .iter()
             .filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
+    }
+
+    /// With the values that `known` has where only a [`MASK`] is given; fails with the name of one that
+    /// it does not know.
+    pub fn unmasked(mut self, known: &Self) -> Result<Self, String> {
+        for (name, value) in &mut self.0 {
+            if value == MASK {
+                let of_name = |(other, _): &(&String, &String)| other.eq_ignore_ascii_case(name);
+                let (_, behind) = known.0.iter().find(of_name).ok_or_else(|| name.clone())?;
+                value.clone_from(behind);
+            }
+        }
+        Ok(self)
     }
 
     /// The same names, with their values hidden.
@@ -51,6 +64,7 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                 "an endpoint has at most 20 headers of 8,192 bytes together",
             ));
         }
+        let mut names = HashSet::new();
         for (name, value) in &given {
             let Ok(parsed) = name.parse::<HeaderName>() else {
                 return Err(de::Error::custom(format_args!(
@@ -62,6 +76,9 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                 return Err(de::Error::custom(format_args!(
                     "`{name}` is the platform's to send"
                 )));
+            }
+            if !names.insert(parsed) {
+                return Err(de::Error::custom(format_args!("`{name}` is there twice")));
             }
             if value.parse::<HeaderValue>().is_err() {
                 return Err(de::Error::custom(format_args!(

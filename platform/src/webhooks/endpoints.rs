@@ -128,7 +128,7 @@ pub struct EndpointChange {
     #[serde(default)]
     #[schemars(with = "Option<RawJson>")]
     plugin_config: MaybeUndefined<RawJson>,
-    /// Headers to send along, all of them.
+    /// Headers to send along, all of them; one given as it is shown, `********`, keeps its value.
     #[serde(default)]
     #[schemars(with = "Option<CustomHeaders>")]
     headers: MaybeUndefined<CustomHeaders>,
@@ -214,6 +214,7 @@ impl EndpointsApi {
         let secret = EndpointSecret::generate();
         let now = Timestamp::now();
         let headers = new.headers.unwrap_or_default();
+        let headers = unmasked(headers, &CustomHeaders::default())?;
         let endpoint = Endpoint {
             id: EndpointId::generate(),
             url: new.url,
@@ -338,7 +339,7 @@ impl EndpointsApi {
         )?
         .ok_or_else(|| ApiError::not_found("endpoint"))?;
         let was_enabled = row.enabled;
-        let row = self.apply(row, change);
+        let row = self.apply(row, change)?;
         execute!(
             &mut work,
             "UPDATE webhook_endpoints SET url = $2, description = $3, event_types = $4, enabled = $5, \
@@ -393,7 +394,7 @@ impl EndpointsApi {
         self.sealer.seal(&id.to_string(), &json)
     }
 
-    fn apply(&self, mut row: EndpointRow, change: EndpointChange) -> EndpointRow {
+    fn apply(&self, mut row: EndpointRow, change: EndpointChange) -> Result<EndpointRow, ApiError> {
         if let MaybeUndefined::Value(url) = change.url {
             row.url = url;
         }
@@ -426,10 +427,23 @@ impl EndpointsApi {
             MaybeUndefined::Null => {
                 row.headers = self.seal_headers(row.id, &CustomHeaders::default());
             }
-            MaybeUndefined::Value(headers) => row.headers = self.seal_headers(row.id, &headers),
+            MaybeUndefined::Value(headers) => {
+                let known = open_headers(&self.sealer, row.id, &row.headers)?;
+                row.headers = self.seal_headers(row.id, &unmasked(headers, &known)?);
+            }
         }
-        row
+        Ok(row)
     }
+}
+
+/// A value that is given as it is shown stays as it was.
+fn unmasked(headers: CustomHeaders, known: &CustomHeaders) -> Result<CustomHeaders, ApiError> {
+    headers.unmasked(known).map_err(|name| {
+        ApiError::invalid_body(
+            "/headers",
+            format!("`{name}` has no value yet that the mask could stand for"),
+        )
+    })
 }
 
 fn show(sealer: &Sealer, row: EndpointRow) -> Result<Endpoint, ApiError> {

@@ -70,7 +70,7 @@ pub struct NewEvent {
     /// A built-in type or one of the tenant's own, dotted: `order.shipped`.
     #[serde(rename = "type")]
     event_type: String,
-    /// Any JSON value, at most 1 MiB; of a built-in type, one that fits its schema.
+    /// Any JSON value, with which the body has at most 1 MiB; of a built-in type, one that fits its schema.
     data: RawJson,
 }
 

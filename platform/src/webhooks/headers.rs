@@ -7,7 +7,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::header::{
-    CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT,
+    ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT,
 };
 
 use super::signature::{EndpointSecret, botix_signature, standard_signatures};
@@ -30,6 +30,7 @@ pub const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-times
 pub const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("BOTIX/", env!("CARGO_PKG_VERSION")));
+const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// One attempt, as far as its headers tell of it.
@@ -61,9 +62,10 @@ pub fn headers(
         .map_or(0, |since| since.as_secs());
     let standard = standard_signatures(secret, previous, attempt.event_id, timestamp, body);
 
-    let mut headers = HeaderMap::with_capacity(10);
+    let mut headers = HeaderMap::with_capacity(11);
     headers.insert(CONTENT_TYPE, JSON);
     headers.insert(USER_AGENT, AGENT);
+    headers.insert(ACCEPT, ANYTHING);
     headers.insert(EVENT, attempt.event_type.try_into()?);
     headers.insert(REQUEST_ID, attempt.request_id.try_into()?);
     headers.insert(DELIVERY_ATTEMPT, attempt.number.into());
@@ -122,6 +124,7 @@ mod tests {
         assert_eq!(
             seen,
             [
+                ("accept", "*/*"),
                 ("content-type", "application/json"),
                 ("user-agent", concat!("BOTIX/", env!("CARGO_PKG_VERSION"))),
                 ("webhook-id", "evt_01JZ0000000000000000000000"),

@@ -1,10 +1,12 @@
 //! The inspector: bins that receive any request and show it.
 //!
 //! A bin's address is public and unguessable; reading what it received needs the project's key.
-//! A bin keeps its newest 500 requests, with bodies of at most 64 KiB.
+//! A bin keeps its newest 500 requests, and of a body the first 64 KiB.
 
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt as _};
 use poem::{Endpoint, Request, Response, http::StatusCode};
 use poem_openapi::{OpenApi, param::Path};
 use schemars::JsonSchema;
@@ -25,7 +27,11 @@ use crate::{
 };
 
 const KEPT: i64 = 500;
+/// Bytes of a body that are kept.
 const MAX_BODY: usize = 65_536;
+
+/// Bytes of a body that are read at most.
+const MOST_READ: usize = 32 << 20;
 
 /// How long a sender may take for its body.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -287,21 +293,10 @@ impl Endpoint for Receive {
                 .iter()
                 .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or("(not text)"))),
         );
-        let reading = request.take_body().into_bytes_limit(MAX_BODY);
-        let Ok(read) = tokio::time::timeout(PATIENCE, reading).await else {
-            return Err(ApiError::invalid_body("", "the body did not arrive in time").into());
-        };
-        let body = match read {
-            Ok(body) => body,
-            Err(poem::error::ReadBodyError::PayloadTooLarge) => {
-                return Err(ApiError::new(
-                    Code::PayloadTooLarge,
-                    "A bin takes bodies of at most 65,536 bytes.",
-                )
-                .into());
-            }
-            Err(error) => return Err(ApiError::invalid_body("", error.to_string()).into()),
-        };
+        let reading = read_beginning(request.take_body().into_bytes_stream());
+        let body = tokio::time::timeout(PATIENCE, reading)
+            .await
+            .map_err(|_| ApiError::invalid_body("", "the body did not arrive in time"))??;
         let keeping = keep(
             &self.db,
             bin,
@@ -319,6 +314,28 @@ impl Endpoint for Receive {
             .content_type("application/json")
             .body("{\"received\":true}"))
     }
+}
+
+/// The first [`MAX_BODY`] bytes of a body; the rest is read, within bounds, or its sender would not come to
+/// read the answer.
+async fn read_beginning(
+    mut chunks: impl Stream<Item = std::io::Result<Bytes>> + Unpin,
+) -> Result<BytesMut, ApiError> {
+    let mut beginning = BytesMut::new();
+    let mut length = 0;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| ApiError::invalid_body("", error.to_string()))?;
+        length += chunk.len();
+        if length > MOST_READ {
+            return Err(ApiError::new(
+                Code::PayloadTooLarge,
+                "A bin reads bodies of at most 32 MiB.",
+            ));
+        }
+        let room = MAX_BODY - beginning.len();
+        beginning.extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+    Ok(beginning)
 }
 
 async fn keep(

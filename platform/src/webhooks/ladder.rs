@@ -6,7 +6,8 @@
 //! "never" (`410`, any other `4xx`, a target that is not allowed) goes to the dead letters at once.
 //! A `429` that names a time overrides the rung, since coming earlier than asked is the one thing a
 //! throttled receiver must not see; it still uses up an attempt, so no receiver can make a delivery
-//! live for ever.
+//! live for ever. A time that has passed already is none: by a clock that is slow, or by a `0`, a receiver
+//! would have five attempts used up within a moment.
 
 use std::time::{Duration, SystemTime};
 
@@ -20,7 +21,7 @@ pub enum Outcome {
     Delivered,
     /// The receiver answered 429, with the wait it asked for where it named a usable one.
     Throttled {
-        /// Time from the answer to the earliest next attempt.
+        /// Time from the answer to the earliest next attempt; no time at all is none.
         retry_after: Option<Duration>,
     },
     /// The receiver answered 410: it wants nothing any more.
@@ -43,15 +44,31 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The outcome of an answer with `status`; `retry_after` counts for a 429 only.
+    /// The outcome of a whole answer with `status`; `retry_after` counts for a 429 only.
     pub fn of_status(status: u16, retry_after: Option<Duration>) -> Self {
         match status {
             200..=299 => Self::Delivered,
             410 => Self::Gone,
-            429 => Self::Throttled { retry_after },
+            429 => Self::Throttled {
+                retry_after: retry_after.filter(|wait| !wait.is_zero()),
+            },
             400..=499 => Self::Rejected { status },
             _ => Self::Failed,
         }
+    }
+
+    /// The outcome of an answer that broke off or was not whole in time. What its head said may not be
+    /// what it was about to say, but for the wait it asked for.
+    pub fn of_broken(status: u16, retry_after: Option<Duration>) -> Self {
+        match Self::of_status(status, retry_after) {
+            throttled @ Self::Throttled { .. } => throttled,
+            _ => Self::Failed,
+        }
+    }
+
+    /// Whether the receiver named the time of the next attempt.
+    pub fn asks_to_wait(&self) -> bool {
+        matches!(self, Self::Throttled { retry_after } if retry_after.is_some())
     }
 }
 
@@ -253,9 +270,24 @@ mod tests {
         };
         assert_eq!(next(&throttled(120), 1, &LADDER), at(120));
         assert_eq!(next(&throttled(120), 4, &LADDER), at(120));
-        assert_eq!(next(&throttled(0), 2, &LADDER), at(0));
         assert_eq!(next(&throttled(u64::MAX), 2, &LADDER), at(86_400));
         assert_eq!(next(&throttled(120), 5, &LADDER), EXHAUSTED);
+    }
+
+    #[test]
+    fn a_wait_of_no_time_is_none() {
+        let outcome = Outcome::of_status(429, Some(Duration::ZERO));
+        assert_eq!(outcome, Outcome::Throttled { retry_after: None });
+        assert!(!outcome.asks_to_wait());
+    }
+
+    #[test]
+    fn of_a_broken_answer_only_the_wait_it_asked_for_counts() {
+        for status in [100, 200, 302, 400, 410, 500] {
+            let outcome = Outcome::of_broken(status, Some(MINUTE));
+            assert_eq!(outcome, Outcome::Failed, "{status}");
+        }
+        assert!(Outcome::of_broken(429, Some(MINUTE)).asks_to_wait());
     }
 
     #[test]

@@ -253,9 +253,11 @@ fn without_framing(mut headers: HeaderMap) -> HeaderMap {
 
 fn judge(answer: &Answer) -> Outcome {
     let retry_after = asked_wait(&answer.headers, SystemTime::now());
-    match Outcome::of_status(answer.status.as_u16(), retry_after) {
-        Outcome::Delivered if answer.error.is_some() => Outcome::Failed,
-        outcome => outcome,
+    let status = answer.status.as_u16();
+    if answer.error.is_some() {
+        Outcome::of_broken(status, retry_after)
+    } else {
+        Outcome::of_status(status, retry_after)
     }
 }
 

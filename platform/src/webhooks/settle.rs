@@ -74,6 +74,8 @@ struct Locked {
 struct After {
     state: State,
     next_attempt_at: Option<Timestamp>,
+    /// Until when the receiver asked to be left alone.
+    not_before: Option<Timestamp>,
     next_number: i64,
     ladder_number: i64,
     step: i64,
@@ -162,6 +164,7 @@ impl Settlement {
         let mut after = After {
             state: State::Dead,
             next_attempt_at: None,
+            not_before: None,
             next_number: locked.next_number,
             ladder_number: self.number,
             step: self.step,
@@ -172,6 +175,9 @@ impl Settlement {
             Next::At { delay } => {
                 after.state = State::Retrying;
                 after.next_attempt_at = Some(now + delay);
+                after.not_before = after
+                    .next_attempt_at
+                    .filter(|_| self.outcome.asks_to_wait());
                 after.ladder_number = locked.next_number;
                 after.next_number += 1;
                 after.step += 1;
@@ -200,7 +206,8 @@ impl Settlement {
             tx,
             "UPDATE webhook_deliveries SET state = $2, next_attempt_at = $3, next_number = $4, \
              ladder_number = $5, step = $6, job_copy = 0, attempts = $7, \
-             last_status_code = COALESCE($8, last_status_code), updated_at = $9 WHERE id = $1",
+             last_status_code = COALESCE($8, last_status_code), updated_at = $9, not_before = $10 \
+             WHERE id = $1",
             self.delivery,
             after.state.as_str(),
             after.next_attempt_at,
@@ -209,7 +216,8 @@ impl Settlement {
             after.step,
             attempts,
             self.status_code,
-            now
+            now,
+            after.not_before
         )?;
         if let Some(at) = after.next_attempt_at {
             let job = DeliverWebhook {
@@ -246,9 +254,9 @@ impl Settlement {
 
     /// What was seen of a failure.
     pub(super) fn seen(&self) -> String {
-        match (self.status_code, &self.error) {
-            (Some(code), _) => format!("status {code}"),
-            (None, Some(error)) => storable(error),
+        match (&self.error, self.status_code) {
+            (Some(error), _) => storable(error),
+            (None, Some(code)) => format!("status {code}"),
             (None, None) => String::new(),
         }
     }

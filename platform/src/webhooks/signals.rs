@@ -126,7 +126,7 @@ async fn failing(settlement: &Settlement, tx: &mut Tx, now: Timestamp) -> sqlx::
 
 async fn disabled(settlement: &Settlement, tx: &mut Tx, now: Timestamp) -> sqlx::Result<()> {
     const REASON: &str = "gone";
-    let disabled = endpoints::disable(tx, settlement.endpoint, REASON).await?;
+    let disabled = endpoints::disable(tx, settlement.endpoint, REASON, now).await?;
     tidy::later(tx, settlement.endpoint).await?;
     if disabled == 0 {
         return Ok(());

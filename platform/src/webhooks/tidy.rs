@@ -130,10 +130,10 @@ macro_rules! over_next {
     };
 }
 
-/// The columns of [`Planned`].
+/// The columns of [`Planned`] and [`Released`].
 macro_rules! planned {
     () => {
-        " RETURNING id, ladder_number, job_copy, project_id, endpoint_id"
+        " RETURNING id, ladder_number, job_copy, project_id, endpoint_id, next_attempt_at"
     };
 }
 
@@ -147,17 +147,28 @@ async fn hold(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()>
     withdraw(on, held).await
 }
 
+/// A delivery that no longer waits for its endpoint.
+#[derive(sqlx::FromRow)]
+struct Released {
+    #[sqlx(flatten)]
+    planned: Planned,
+    next_attempt_at: Timestamp,
+}
+
+/// At once, but for those whose receiver asked for a later time.
 async fn release(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {
-    let now = Timestamp::now();
     let text = over_next!(
         on,
         "UPDATE webhook_deliveries SET state = CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END, \
-         next_attempt_at = $2, updated_at = $2, job_copy = job_copy + 1",
+         next_attempt_at = CASE WHEN not_before > $2 THEN not_before ELSE $2 END, updated_at = $2, \
+         job_copy = job_copy + 1",
         "('paused')"
     );
-    let released = fetch_all!(on, Planned, text, endpoint, now, BATCH)?;
-    let jobs: Vec<_> = released.into_iter().map(DeliverWebhook::from).collect();
-    jobs::enqueue(on, &jobs, now).await
+    let released = fetch_all!(on, Released, text, endpoint, Timestamp::now(), BATCH)?;
+    let jobs: Vec<_> = (released.into_iter())
+        .map(|one| (DeliverWebhook::from(one.planned), one.next_attempt_at))
+        .collect();
+    jobs::enqueue_each(on, jobs.iter().map(|(job, at)| (job, *at))).await
 }
 
 async fn cancel(on: &mut impl Queryable, endpoint: EndpointId) -> sqlx::Result<()> {

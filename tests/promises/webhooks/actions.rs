@@ -26,6 +26,7 @@ on_both_databases!(
     a_senseless_overlap_is_refused,
     a_test_reaches_one_endpoint_whatever_it_listens_to,
     a_test_that_fails_is_one_attempt_and_no_dead_letter,
+    a_resumption_keeps_the_wait_that_the_receiver_asked_for,
     an_action_is_refused_where_it_makes_no_sense,
 );
 
@@ -308,6 +309,44 @@ async fn a_test_reaches_one_endpoint_whatever_it_listens_to(backend: Backend) {
     let delivery = delivery_in(&api, &own, &all.id, "delivered").await;
     assert_eq!(attempts_of(&api, &delivery).await[0]["trigger"], "ladder");
     assert_eq!(numbers(&receiver.requests_to("/all")), ["1"]);
+}
+
+/// However the endpoint is enabled again, and also when it was disabled while the request was out.
+async fn a_resumption_keeps_the_wait_that_the_receiver_asked_for(backend: Backend) {
+    let server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let later = || Reply::status(429).header("retry-after", "4");
+    receiver.script("/hook", [later(), later().after(Duration::from_secs(1))]);
+    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let enable = async |enabled: bool| {
+        let body = json!({"enabled": enabled});
+        api.patch(&path(&hook)).json(&body).send().await.expect(200);
+    };
+    let event = publish(&api, "order.paid", json!({})).await;
+    let waits = delivery_in(&api, &event, &hook.id, "retrying").await;
+    enable(false).await;
+    let paused = delivery_in(&api, &event, &hook.id, "paused").await;
+    assert_eq!(paused["next_attempt_at"], Value::Null);
+    act(&api, &hook, "resume").await.expect(200);
+    let again = delivery_in(&api, &event, &hook.id, "retrying").await;
+    assert_eq!(again["next_attempt_at"], waits["next_attempt_at"]);
+
+    receiver.wait_for("/hook", 2).await;
+    enable(false).await;
+    eventually("the second attempt is settled", async || {
+        let paused = delivery_in(&api, &event, &hook.id, "paused").await;
+        (paused["attempts"] == 2).then_some(())
+    })
+    .await;
+    enable(true).await;
+    delivery_in(&api, &event, &hook.id, "delivered").await;
+    let requests = receiver.requests_to("/hook");
+    assert_eq!(numbers(&requests), ["1", "2", "3"]);
+    for pair in requests.windows(2) {
+        let gap = pair[1].at.duration_since(pair[0].at);
+        assert!(gap.expect("time goes on") >= Duration::from_secs(4));
+    }
 }
 
 async fn a_test_that_fails_is_one_attempt_and_no_dead_letter(backend: Backend) {

@@ -19,6 +19,7 @@ on_both_databases!(
     an_endpoint_that_is_enabled_again_gets_what_waited,
     a_deleted_endpoint_cancels_its_deliveries,
     an_endpoint_sends_its_own_headers,
+    a_header_that_is_given_as_it_is_shown_keeps_its_value,
     its_own_headers_never_replace_the_platforms,
     every_endpoint_signs_with_its_own_secret,
 );
@@ -393,6 +394,47 @@ async fn an_endpoint_sends_its_own_headers(backend: Backend) {
     assert_eq!(
         request.header("host"),
         format!("127.0.0.1:{}", receiver.port())
+    );
+}
+
+async fn a_header_that_is_given_as_it_is_shown_keeps_its_value(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let headers = json!({"X-Token": "secret", "X-Tenant": "shop"});
+    let body = json!({"url": receiver.url("/hook"), "headers": headers});
+    let hook = endpoint(&api, body).await;
+    let path = format!("/webhook-endpoints/{}", hook.id);
+    let mut shown = api.get(&path).send().await.expect(200).json()["headers"].clone();
+    assert_eq!(shown["X-Token"], "********");
+    shown["X-Tenant"] = json!("other shop");
+    shown["X-New"] = json!("new");
+    let change = json!({"headers": shown});
+    api.patch(&path).json(&change).send().await.expect(200);
+    publish(&api, "order.paid", json!({})).await;
+    let request = receiver.wait_for("/hook", 1).await.remove(0);
+    for (name, value) in [
+        ("x-token", "secret"),
+        ("x-tenant", "other shop"),
+        ("x-new", "new"),
+    ] {
+        assert_eq!(request.header(name), value);
+    }
+    // Where there is nothing behind it, it is no value; and a name is a name in any case.
+    let unknown = json!({"headers": {"X-Unknown": "********"}});
+    points_at(
+        api.patch(&path).json(&unknown).send().await,
+        "INVALID_BODY",
+        "/headers",
+    );
+    let new = json!({"url": receiver.url("/other"), "headers": {"X-Token": "********"}});
+    let made = api.post("/webhook-endpoints").json(&new).send().await;
+    points_at(made, "INVALID_BODY", "/headers");
+    let twice = json!({"headers": {"X-Twice": "a", "x-twice": "b"}});
+    points_at(
+        api.patch(&path).json(&twice).send().await,
+        "INVALID_BODY",
+        "/headers",
     );
 }
 

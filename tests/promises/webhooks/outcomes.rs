@@ -19,7 +19,9 @@ on_both_databases!(
     retry_after_as_a_date_is_never_undercut,
     retry_after_counts_as_an_attempt,
     a_429_without_retry_after_takes_the_next_step,
+    a_retry_after_that_is_no_time_takes_the_next_step,
     a_broken_exchange_takes_the_next_step,
+    an_answer_cut_short_takes_the_next_step_whatever_its_status,
 );
 
 async fn any_2xx_is_delivered(backend: Backend) {
@@ -175,6 +177,68 @@ async fn a_429_without_retry_after_takes_the_next_step(backend: Backend) {
     receiver.script("/hook", [Reply::status(503).header("retry-after", "3600")]);
     let event = publish(&api, "order.paid", json!({})).await;
     delivery_in(&api, &event, &endpoint.id, "delivered").await;
+}
+
+/// Or a receiver whose clock is slow would have the whole ladder used up within a moment.
+async fn a_retry_after_that_is_no_time_takes_the_next_step(backend: Backend) {
+    let ladder = [("BOTIX_WEBHOOKS__LADDER", "1h,1h,1h,1h")];
+    let server = TestServer::start(backend, &ladder).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let date = httpdate::fmt_http_date(SystemTime::now() - Duration::from_mins(1));
+    for (path, value) in [("/zero", "0"), ("/slow-clock", &*date)] {
+        receiver.always(path, Reply::status(429).header("retry-after", value));
+        let endpoint = endpoint_at(&api, &receiver.url(path)).await;
+        let event = publish(&api, "order.paid", json!({})).await;
+        let delivery = delivery_in(&api, &event, &endpoint.id, "retrying").await;
+        assert_eq!(delivery["attempts"], 1, "{value}");
+        assert!(is_within(&delivery["next_attempt_at"], 3_500, 3_601));
+        let path = format!("/webhook-endpoints/{}", endpoint.id);
+        api.delete(&path).send().await.expect(204);
+    }
+}
+
+/// Whether a time is at least and at most so many seconds ahead.
+fn is_within(time: &Value, least: u64, most: u64) -> bool {
+    let time = time.as_str().expect("a time");
+    let time = humantime::parse_rfc3339(time).expect("a time");
+    let ahead = time.duration_since(SystemTime::now()).unwrap_or_default();
+    (Duration::from_secs(least)..=Duration::from_secs(most)).contains(&ahead)
+}
+
+async fn an_answer_cut_short_takes_the_next_step_whatever_its_status(backend: Backend) {
+    let server = TestServer::start(backend, &[SHORT_LADDER]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let cut = |head: &str| {
+        let text = format!("HTTP/1.1 {head}\r\ncontent-length: 100\r\n\r\nabc");
+        Reply::Raw(text.into_bytes())
+    };
+    let heads = ["400 Bad Request", "410 Gone", "429 Later\r\nretry-after: 3"];
+    receiver.script("/hook", heads.map(cut));
+    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "delivered").await;
+    let attempts = attempts_of(&api, &delivery).await;
+    let statuses: Vec<_> = (attempts.iter())
+        .map(|attempt| attempt["status_code"].as_u64())
+        .collect();
+    assert_eq!(statuses, [400, 410, 429, 200].map(Some));
+    for attempt in &attempts[..3] {
+        let error = attempt["error"].as_str().expect("an error");
+        assert!(error.starts_with("broken_response: "), "{error}");
+    }
+    let requests = receiver.requests_to("/hook");
+    let gap = requests[3].at.duration_since(requests[2].at);
+    assert!(gap.expect("time goes on") >= Duration::from_secs(3));
+
+    // What became of it is told, not how the answer began.
+    receiver.always("/hook", cut("200 OK"));
+    let event = publish(&api, "order.paid", json!({})).await;
+    let delivery = delivery_in(&api, &event, &endpoint.id, "dead").await;
+    let letter = dead_letter_of(&api, &delivery).await;
+    let reason = letter["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("exhausted: broken_response"), "{reason}");
 }
 
 async fn a_broken_exchange_takes_the_next_step(backend: Backend) {

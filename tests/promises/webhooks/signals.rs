@@ -116,6 +116,7 @@ async fn an_endpoint_disabled_by_a_410_is_told_to_the_others(backend: Backend) {
     assert_eq!(data["delivery_id"], dead["id"]);
     assert_eq!(data["reason"], "gone");
     assert!(is_timestamp(data["disabled_at"].as_str().expect("a time")));
+    assert_eq!(failing_since(&api, &hook).await, data["disabled_at"]);
     // Who disables an endpoint knows of it.
     let path = format!("/webhook-endpoints/{}", hook.id);
     let resume = format!("{path}/resume");

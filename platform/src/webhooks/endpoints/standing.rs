@@ -17,16 +17,21 @@ pub(in crate::webhooks) async fn is_enabled_for_now(
     Ok(row.map(|(enabled,)| enabled))
 }
 
-/// Disables an endpoint for a reason of the platform's; its deliveries wait.
-pub async fn disable(on: &mut impl Queryable, id: EndpointId, reason: &str) -> sqlx::Result<u64> {
+/// Disables an endpoint that has failed so that the platform gives it up; its deliveries wait.
+pub async fn disable(
+    on: &mut impl Queryable,
+    id: EndpointId,
+    reason: &str,
+    now: Timestamp,
+) -> sqlx::Result<u64> {
     execute!(
         on,
-        "UPDATE webhook_endpoints SET enabled = $2, disabled_reason = $3, updated_at = $4 \
-         WHERE id = $1 AND enabled",
+        "UPDATE webhook_endpoints SET enabled = $2, disabled_reason = $3, updated_at = $4, \
+         failing_since = COALESCE(failing_since, $4) WHERE id = $1 AND enabled",
         id,
         false,
         reason,
-        Timestamp::now()
+        now
     )
 }
 

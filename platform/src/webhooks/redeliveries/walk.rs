@@ -45,7 +45,7 @@ pub(super) async fn climb_again(
         Planned,
         "UPDATE webhook_deliveries SET state = $2, step = 1, ladder_number = next_number, \
          next_number = next_number + 1, job_copy = 0, request_id = $3, next_attempt_at = $4, \
-         updated_at = $5 WHERE id = $1 AND state = 'dead' \
+         not_before = NULL, updated_at = $5 WHERE id = $1 AND state = 'dead' \
          RETURNING id, ladder_number, job_copy, project_id, endpoint_id",
         delivery,
         state.as_str(),

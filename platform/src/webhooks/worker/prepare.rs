@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use poem::http::{HeaderMap, HeaderName, HeaderValue};
+use url::Position;
 
 use super::{Loaded, Outlet, Worker};
 use crate::{
@@ -207,14 +208,24 @@ impl Worker {
             masked.retain(|own| *own != name);
             all.insert(name, value);
         }
-        let shown = shown_headers(all.iter().map(|(name, value)| {
+        let given = all.iter().map(|(name, value)| {
             let value = if masked.contains(name) {
                 MASK
             } else {
                 value.to_str().unwrap_or_default()
             };
             (name.as_str(), value)
-        }));
+        });
+        // The two that follow from URL and body are written when it is sent.
+        let length = body.len().to_string();
+        let host = outlet
+            .url
+            .as_ref()
+            .map(|url| &url[Position::BeforeHost..Position::AfterPort]);
+        let framing = [("host", host), ("content-length", Some(&*length))];
+        let framing =
+            (framing.iter()).filter_map(|(name, value)| value.map(|value| (*name, value)));
+        let shown = shown_headers(given.chain(framing));
         Ok((all, shown))
     }
 }
