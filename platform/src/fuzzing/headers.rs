@@ -123,7 +123,7 @@ fn together(own: impl IntoIterator<Item = (HeaderName, HeaderValue)>) {
         sent_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
     };
     let secret = EndpointSecret::from_key(vec![1; 32]);
-    let platform = platform_headers(&attempt, &secret, Some(&secret), b"{}")
+    let platform = platform_headers(&attempt, &secret, std::slice::from_ref(&secret), b"{}")
         .expect("the platform's own headers can be sent");
     let mut all = platform.clone();
     for (name, value) in own {

@@ -6,6 +6,7 @@
 
 pub mod actions;
 mod checks;
+mod rotation;
 mod standing;
 
 use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
@@ -28,8 +29,10 @@ use crate::{
 
 use checks::{check_config, check_plugin, check_url};
 
+pub(super) use rotation::Earlier;
+pub use rotation::forget_secrets;
+pub use standing::disable;
 pub(super) use standing::is_enabled_for_now;
-pub use standing::{disable, forget_secrets};
 
 /// An endpoint; names the kind of its id.
 pub struct EndpointKind;
@@ -65,7 +68,8 @@ pub struct Endpoint {
     /// The signing secret, shown when it is made and never again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// Until when the secret before this one signs too, after a rotation.
+    /// Until when the secret before this one signs too, after a rotation. Those before that sign as long as
+    /// they were to.
     pub previous_secret_until: Option<Timestamp>,
     /// Since when it fails: a delivery failed three times or was given up, and none succeeded since.
     pub failing_since: Option<Timestamp>,

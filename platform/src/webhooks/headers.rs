@@ -16,7 +16,8 @@ use super::signature::{EndpointSecret, botix_signature, standard_signatures};
 pub const EVENT: HeaderName = HeaderName::from_static("x-botix-event");
 /// `X-Botix-Signature`: hex HMAC-SHA256 of the body.
 pub const SIGNATURE: HeaderName = HeaderName::from_static("x-botix-signature");
-/// `X-Botix-Signature-Previous`: the same with the secret that is being rotated out.
+/// `X-Botix-Signature-Previous`: the same with the secret that is being rotated out; several times where
+/// several are.
 pub const SIGNATURE_PREVIOUS: HeaderName = HeaderName::from_static("x-botix-signature-previous");
 /// `X-Botix-Request-Id`: stable across the ladder, new for a manual retry.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-botix-request-id");
@@ -48,12 +49,12 @@ pub struct Attempt<'a> {
     pub sent_at: SystemTime,
 }
 
-/// The platform's headers for `attempt`, signed over exactly `body` with `secret` and, while it is
-/// still valid, with the `previous` one. Fails where an id or type cannot stand in a header.
+/// The platform's headers for `attempt`, signed over exactly `body` with `secret` and with
+/// those `previous` ones that are still valid, the newest first. Fails where an id or type cannot stand in a header.
 pub fn headers(
     attempt: &Attempt<'_>,
     secret: &EndpointSecret,
-    previous: Option<&EndpointSecret>,
+    previous: &[EndpointSecret],
     body: &[u8],
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let timestamp = attempt
@@ -70,8 +71,8 @@ pub fn headers(
     headers.insert(REQUEST_ID, attempt.request_id.try_into()?);
     headers.insert(DELIVERY_ATTEMPT, attempt.number.into());
     headers.insert(SIGNATURE, botix_signature(secret, body).try_into()?);
-    if let Some(previous) = previous {
-        headers.insert(
+    for previous in previous {
+        headers.append(
             SIGNATURE_PREVIOUS,
             botix_signature(previous, body).try_into()?,
         );
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn a_webhook_carries_every_promised_header_and_a_signature_of_its_body() {
         let secret = secret(1);
-        let headers = headers(&attempt("contact.created"), &secret, None, b"{}").unwrap();
+        let headers = headers(&attempt("contact.created"), &secret, &[], b"{}").unwrap();
         let mut seen: Vec<(&str, &str)> = headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
@@ -116,7 +117,7 @@ mod tests {
         let hex = botix_signature(&secret, b"{}");
         let standard = standard_signatures(
             &secret,
-            None,
+            &[],
             "evt_01JZ0000000000000000000000",
             1_700_000_000,
             b"{}",
@@ -139,26 +140,25 @@ mod tests {
     }
 
     #[test]
-    fn during_a_rotation_the_previous_secret_signs_too() {
-        let (new, old) = (secret(1), secret(2));
-        let headers = headers(&attempt("contact.created"), &new, Some(&old), b"{}").unwrap();
+    fn during_rotations_the_previous_secrets_sign_too() {
+        let (new, old) = (secret(1), [secret(3), secret(2)]);
+        let headers = headers(&attempt("contact.created"), &new, &old, b"{}").unwrap();
         assert_eq!(headers[SIGNATURE], botix_signature(&new, b"{}").as_str());
-        assert_eq!(
-            headers[SIGNATURE_PREVIOUS],
-            botix_signature(&old, b"{}").as_str()
-        );
+        let previous: Vec<_> = headers.get_all(SIGNATURE_PREVIOUS).iter().collect();
+        let expected = [&old[0], &old[1]].map(|old| botix_signature(old, b"{}"));
+        assert_eq!(previous, expected.each_ref().map(String::as_str));
         assert_eq!(
             headers[WEBHOOK_SIGNATURE]
                 .to_str()
                 .unwrap()
                 .split(' ')
                 .count(),
-            2
+            3
         );
     }
 
     #[test]
     fn a_type_that_would_break_out_of_its_header_is_an_error() {
-        assert!(headers(&attempt("a\r\nx: y"), &secret(1), None, b"{}").is_err());
+        assert!(headers(&attempt("a\r\nx: y"), &secret(1), &[], b"{}").is_err());
     }
 }

@@ -102,17 +102,17 @@ pub fn standard_signature(
     format!("v1,{}", STANDARD.encode(mac))
 }
 
-/// The value of `webhook-signature`: the current secret's signature, and after a space the previous
-/// one's while that is still valid.
+/// The value of `webhook-signature`: the current secret's signature, and after a space each that of the
+/// previous ones that are still valid.
 pub fn standard_signatures(
     secret: &EndpointSecret,
-    previous: Option<&EndpointSecret>,
+    previous: &[EndpointSecret],
     msg_id: &str,
     timestamp_secs: u64,
     body: &[u8],
 ) -> String {
     let mut list = standard_signature(secret, msg_id, timestamp_secs, body);
-    if let Some(previous) = previous {
+    for previous in previous {
         list.push(' ');
         list.push_str(&standard_signature(previous, msg_id, timestamp_secs, body));
     }
@@ -169,12 +169,9 @@ mod tests {
     fn during_a_rotation_both_secrets_sign_the_new_one_first() {
         let (new, old) = (secret(FIRST), secret(SECOND));
         let one = |s| standard_signature(s, "evt_1", 7, b"{}");
+        assert_eq!(standard_signatures(&new, &[], "evt_1", 7, b"{}"), one(&new));
         assert_eq!(
-            standard_signatures(&new, None, "evt_1", 7, b"{}"),
-            one(&new)
-        );
-        assert_eq!(
-            standard_signatures(&new, Some(&old), "evt_1", 7, b"{}"),
+            standard_signatures(&new, std::slice::from_ref(&old), "evt_1", 7, b"{}"),
             format!("{} {}", one(&new), one(&old))
         );
     }

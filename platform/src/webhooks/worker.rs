@@ -99,7 +99,7 @@ struct Outlet {
     /// None where its text is no URL.
     url: Option<Url>,
     secret: EndpointSecret,
-    previous: Option<EndpointSecret>,
+    previous: Vec<EndpointSecret>,
     headers: CustomHeaders,
 }
 
@@ -257,25 +257,29 @@ impl Worker {
 
     fn unseal(&self, loaded: &Loaded) -> Result<Outlet, String> {
         let owner = loaded.endpoint_id.to_string();
-        let open = |sealed: &Option<Vec<u8>>| -> Result<EndpointSecret, String> {
-            let sealed = sealed.as_deref().ok_or("the endpoint has no secret")?;
+        let open = |sealed: &[u8]| -> Result<EndpointSecret, String> {
             let key = self
                 .sealer
                 .open(&owner, sealed)
                 .map_err(|error| error.to_string())?;
             Ok(EndpointSecret::from_key(key))
         };
-        let previous = loaded
-            .previous_secret_until
-            .filter(|until| *until > Timestamp::now())
-            .map(|_| open(&loaded.previous_secret))
-            .transpose()?;
+        let now = Timestamp::now();
+        let previous = (loaded.previous_secret_until)
+            .filter(|until| *until > now)
+            .and(loaded.previous_secret.clone());
+        let earlier = loaded.earlier_secrets.iter().flat_map(|list| &list.0);
+        let earlier = earlier.filter_map(|secret| secret.sealed_at(now));
+        let previous = (previous.into_iter().chain(earlier))
+            .map(|sealed| open(&sealed))
+            .collect::<Result<_, _>>()?;
+        let secret = (loaded.secret.as_deref()).ok_or("the endpoint has no secret")?;
         let headers = loaded.headers.as_deref().unwrap_or_default();
         let headers = open_headers(&self.sealer, loaded.endpoint_id, headers)
             .map_err(|error| error.to_string())?;
         Ok(Outlet {
             url: (loaded.url.as_deref()).and_then(|url| Url::parse(url).ok()),
-            secret: open(&loaded.secret)?,
+            secret: open(secret)?,
             previous,
             headers,
         })

@@ -151,8 +151,9 @@ async fn an_endpoint_deleted_during_dispatch_gets_no_later_request(backend: Back
 
 /// Verifies as two receivers would, one with each secret.
 #[track_caller]
-fn verify_both(request: &Received, secret: &str, previous: &str) {
-    let of = |secret: &str| {
+/// That it is signed by these secrets and no other, the endpoint's own first.
+fn verify_all(request: &Received, secrets: &[&str]) {
+    let of = |secret: &&str| {
         let signed = [
             request.header("webhook-id").as_bytes(),
             b".",
@@ -163,14 +164,17 @@ fn verify_both(request: &Received, secret: &str, previous: &str) {
         .concat();
         format!("v1,{}", STANDARD.encode(hmac_sha256(secret, &signed)))
     };
-    let plain = |secret: &str| hex(&hmac_sha256(secret, &request.body));
-    assert_eq!(request.header("x-botix-signature"), plain(secret));
+    let mut plain = secrets
+        .iter()
+        .map(|secret| hex(&hmac_sha256(secret, &request.body)));
+    let own = plain.next().expect("a secret");
+    assert_eq!(request.header("x-botix-signature"), own);
     assert_eq!(
-        request.header("x-botix-signature-previous"),
-        plain(previous)
+        request.header_values("x-botix-signature-previous"),
+        plain.collect::<Vec<_>>()
     );
     let listed: Vec<_> = request.header("webhook-signature").split(' ').collect();
-    assert_eq!(listed, [of(secret), of(previous)]);
+    assert_eq!(listed, secrets.iter().map(of).collect::<Vec<_>>());
 }
 
 async fn a_rotated_secret_signs_beside_the_one_before_until_the_overlap_ends(backend: Backend) {
@@ -178,36 +182,44 @@ async fn a_rotated_secret_signs_beside_the_one_before_until_the_overlap_ends(bac
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
     let hook = endpoint_at(&api, &receiver.url("/hook")).await;
-    let second = act(&api, &hook, "rotate-secret").await.expect(200);
+    let rotate = async |overlap: Value| {
+        let path = format!("{}/rotate-secret", path(&hook));
+        api.post(&path).json(&overlap).send().await
+    };
+    let mut published = 0;
+    let mut next = async || {
+        publish(&api, "order.paid", json!({})).await;
+        published += 1;
+        receiver.wait_for("/hook", published).await.pop()
+    };
+    let first = &*hook.secret;
+    let second = rotate(json!({})).await.expect(200);
     let until = second.member("previous_secret_until");
     assert!(is_timestamp(&until), "{until}");
-    let second = second.member("secret");
-    assert_ne!(second, hook.secret);
-    publish(&api, "order.paid", json!({})).await;
-    let request = receiver.wait_for("/hook", 1).await.remove(0);
-    verify_both(&request, &second, &hook.secret);
+    let second = &*second.member("secret");
+    assert_ne!(second, first);
+    verify_all(&next().await.expect("a webhook"), &[second, first]);
 
-    // Rotated again meanwhile: the one before is the second, and the first has ended.
-    let rotate = format!("{}/rotate-secret", path(&hook));
-    let overlap = json!({"overlap": "5s"});
-    let third = api.post(&rotate).json(&overlap).send().await.expect(200);
-    let third = third.member("secret");
-    publish(&api, "order.paid", json!({})).await;
-    let request = receiver.wait_for("/hook", 2).await.remove(1);
-    verify_both(&request, &third, &second);
+    // Rotated again meanwhile, the first signs as long as it was to, and the second as long as it is to.
+    let third = rotate(json!({"overlap": "5s"})).await.expect(200);
+    let third = &*third.member("secret");
+    verify_all(&next().await.expect("a webhook"), &[third, second, first]);
     eventually("the overlap has ended", async || {
         let read = api.get(&path(&hook)).send().await.expect(200).json();
         read["previous_secret_until"].is_null().then_some(())
     })
     .await;
-    publish(&api, "order.paid", json!({})).await;
-    let request = receiver.wait_for("/hook", 3).await.remove(2);
-    verify(&request, &third);
-    assert!(
-        request
-            .header_values("x-botix-signature-previous")
-            .is_empty()
-    );
+    verify_all(&next().await.expect("a webhook"), &[third, first]);
+
+    // There is an end to it, and no overlap ends them all.
+    for _ in 0..3 {
+        rotate(json!({})).await.expect(200);
+    }
+    rotate(json!({})).await.problem("CONFLICT");
+    let request = next().await.expect("a webhook");
+    assert_eq!(request.header("webhook-signature").split(' ').count(), 5);
+    let last = rotate(json!({"overlap": "0s"})).await.expect(200);
+    verify_all(&next().await.expect("a webhook"), &[&last.member("secret")]);
 }
 
 async fn a_rotation_without_overlap_ends_the_old_secret_at_once(backend: Backend) {

@@ -1,7 +1,6 @@
 //! What can be done with an endpoint: resume it, rotate its secret, send it a test.
 //!
-//! A rotation keeps one secret before the new one, for as long as the overlap says: rotated again
-//! meanwhile, the older of the two ends at once. A test is an event for this endpoint alone, whatever
+//! A test is an event for this endpoint alone, whatever
 //! it listens to, and one attempt: it climbs no ladder and leaves no dead letter.
 
 use std::time::Duration;
@@ -11,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Deserializer, de};
 
-use super::{Endpoint, EndpointId, EndpointRow, show};
+use super::{Endpoint, EndpointId, EndpointRow, rotation, show};
 use crate::{
     contract::{
         Accepted, Action, ApiError, Caller, Code, RawJson, Reply, Work, payload::NoOptions,
@@ -122,8 +121,9 @@ impl EndpointActionsApi {
     /// Rotate the signing secret
     ///
     /// The answer shows the new secret, this once. Until the overlap ends the old one signs too:
-    /// `webhook-signature` lists both, and `X-Botix-Signature-Previous` is sent. An overlap of `0s`
-    /// ends the old one at once.
+    /// `webhook-signature` lists both, and `X-Botix-Signature-Previous` is sent. Rotated again
+    /// meanwhile, each signs as long as it was to, the newest first, up to four beside the new one;
+    /// further rotations are a `CONFLICT`. An overlap of `0s` ends all old ones at once.
     #[oai(
         path = "/webhook-endpoints/:id/rotate-secret",
         method = "post",
@@ -137,24 +137,9 @@ impl EndpointActionsApi {
         body: Action<SecretRotation>,
     ) -> Result<Reply<Endpoint>, ApiError> {
         let secret = EndpointSecret::generate();
-        let now = Timestamp::now();
-        let until = Some(now + body.0.overlap.0).filter(|until| *until > now);
-        let row = fetch_optional!(
-            &mut work,
-            EndpointRow,
-            "UPDATE webhook_endpoints SET previous_secret = CASE WHEN $3 THEN secret END, \
-             previous_secret_until = $4, secret = $5, updated_at = $6 \
-             WHERE project_id = $1 AND id = $2 \
-             RETURNING id, url, description, event_types, enabled, disabled_reason, plugin_id, \
-             plugin_config, headers, previous_secret_until, failing_since, created_at, updated_at",
-            caller.project,
-            id.0,
-            until.is_some(),
-            until,
-            self.sealer.seal(&id.0.to_string(), secret.key()),
-            now
-        )?
-        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+        let until = Timestamp::now() + body.0.overlap.0;
+        let whose = (caller.project, id.0);
+        let row = rotation::rotate(&mut work, &self.sealer, whose, &secret, Some(until)).await?;
         Ok(Reply(Endpoint {
             secret: Some(secret.expose().expose_secret().to_owned()),
             ..show(&self.sealer, row)?

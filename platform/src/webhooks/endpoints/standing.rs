@@ -1,7 +1,7 @@
 //! How an endpoint stands, for those who deliver to it.
 
 use super::EndpointId;
-use crate::db::{Conn, Db, Queryable, Timestamp, execute, fetch_optional};
+use crate::db::{Conn, Queryable, Timestamp, execute, fetch_optional};
 
 /// Whether an endpoint is enabled, if it is there at all; whoever would enable, disable or delete it
 /// waits until this transaction ends.
@@ -33,17 +33,4 @@ pub async fn disable(
         reason,
         now
     )
-}
-
-/// Forgets secrets whose overlap has ended; how many there were.
-pub async fn forget_secrets(db: &Db) -> sqlx::Result<u64> {
-    let mut tx = db.begin().await?;
-    let forgotten = execute!(
-        &mut tx,
-        "UPDATE webhook_endpoints SET previous_secret = NULL, previous_secret_until = NULL \
-         WHERE previous_secret_until < $1",
-        Timestamp::now()
-    )?;
-    tx.commit().await?;
-    Ok(forgotten)
 }

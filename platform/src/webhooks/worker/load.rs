@@ -19,7 +19,7 @@ use crate::{
     plugins::PluginId,
     webhooks::{
         deliveries::{DeliveryId, State},
-        endpoints::EndpointId,
+        endpoints::{Earlier, EndpointId},
         events::{Event, EventId},
         payload,
         planning::DeliverWebhook,
@@ -59,6 +59,7 @@ pub struct Loaded {
     pub(super) secret: Option<Vec<u8>>,
     pub(super) previous_secret: Option<Vec<u8>>,
     pub(super) previous_secret_until: Option<Timestamp>,
+    pub(super) earlier_secrets: Option<JsonText<Vec<Earlier>>>,
     /// What the endpoint's columns open to, once they were opened.
     #[sqlx(skip)]
     pub(super) outlet: Arc<OnceLock<Arc<Outlet>>>,
@@ -79,6 +80,7 @@ struct Standing {
     secret: Vec<u8>,
     previous_secret: Option<Vec<u8>>,
     previous_secret_until: Option<Timestamp>,
+    earlier_secrets: Option<JsonText<Vec<Earlier>>>,
     #[sqlx(skip)]
     outlet: Arc<OnceLock<Arc<Outlet>>>,
 }
@@ -121,6 +123,7 @@ impl Fresh {
             secret: endpoint.map(|endpoint| endpoint.secret.clone()),
             previous_secret: endpoint.and_then(|endpoint| endpoint.previous_secret.clone()),
             previous_secret_until: endpoint.and_then(|endpoint| endpoint.previous_secret_until),
+            earlier_secrets: endpoint.and_then(|endpoint| endpoint.earlier_secrets.clone()),
             outlet: endpoint.map_or_else(Arc::default, |endpoint| endpoint.outlet.clone()),
         }
     }
@@ -177,7 +180,7 @@ macro_rules! loading {
             $lost,
             " AS lost, w.enabled, w.failing_since, w.url, w.plugin_id, v.version AS plugin_version, \
              v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, w.previous_secret, \
-             w.previous_secret_until, asked.number FROM ",
+             w.previous_secret_until, w.earlier_secrets, asked.number FROM ",
             $from,
             " LEFT JOIN webhook_endpoints w ON w.id = d.endpoint_id \
              LEFT JOIN plugins p ON p.id = w.plugin_id \
@@ -195,7 +198,7 @@ const WHOLE: &str = loading!(
 
 const STANDING: &str = "SELECT w.id, w.enabled, w.failing_since, w.url, w.plugin_id, \
      v.version AS plugin_version, v.sha256 AS plugin_sha256, w.plugin_config, w.headers, w.secret, \
-     w.previous_secret, w.previous_secret_until FROM webhook_endpoints w \
+     w.previous_secret, w.previous_secret_until, w.earlier_secrets FROM webhook_endpoints w \
      LEFT JOIN plugins p ON p.id = w.plugin_id \
      LEFT JOIN plugin_versions v ON v.plugin_id = p.id AND v.version = p.active_version \
      WHERE w.id = ANY($1)";

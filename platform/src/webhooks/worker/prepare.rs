@@ -183,13 +183,8 @@ impl Worker {
             number: u32::try_from(job.number).unwrap_or(u32::MAX),
             sent_at: SystemTime::now(),
         };
-        let mut all = headers::headers(
-            &attempt,
-            &outlet.secret,
-            outlet.previous.as_ref(),
-            body.as_bytes(),
-        )
-        .map_err(|error| error.to_string())?;
+        let mut all = headers::headers(&attempt, &outlet.secret, &outlet.previous, body.as_bytes())
+            .map_err(|error| error.to_string())?;
         let mut masked = Vec::new();
         for (name, value) in outlet.headers.iter() {
             masked.push(name.clone());
