@@ -21,6 +21,7 @@ on_both_databases!(
     a_resumed_endpoint_gets_what_waited,
     an_endpoint_deleted_during_dispatch_gets_no_later_request,
     a_rotated_secret_signs_beside_the_one_before_until_the_overlap_ends,
+    secrets_whose_overlaps_have_ended_are_forgotten,
     a_rotation_without_overlap_ends_the_old_secret_at_once,
     a_new_secret_is_shown_once,
     a_senseless_overlap_is_refused,
@@ -220,6 +221,26 @@ async fn a_rotated_secret_signs_beside_the_one_before_until_the_overlap_ends(bac
     assert_eq!(request.header("webhook-signature").split(' ').count(), 5);
     let last = rotate(json!({"overlap": "0s"})).await.expect(200);
     verify_all(&next().await.expect("a webhook"), &[&last.member("secret")]);
+}
+
+async fn secrets_whose_overlaps_have_ended_are_forgotten(backend: Backend) {
+    let server = TestServer::start(backend, &[]).await;
+    let api = server.project("shop").await.api;
+    let hook = endpoint_at(&api, "https://example.com/hook").await;
+    let rotate = format!("{}/rotate-secret", path(&hook));
+    for overlap in ["3s", "3s", "1s"] {
+        let overlap = json!({"overlap": overlap});
+        api.post(&rotate).json(&overlap).send().await.expect(200);
+    }
+    let mut outside = server.outside().await;
+    let kept = "SELECT COUNT(*) FROM webhook_endpoints WHERE earlier_secrets IS NOT NULL";
+    assert_eq!(outside.number(kept).await, 1);
+    eventually("nothing is kept", async || {
+        let kept = "SELECT COUNT(*) FROM webhook_endpoints WHERE previous_secret IS NOT NULL \
+                    OR earlier_secrets IS NOT NULL";
+        (outside.number(kept).await == 0).then_some(())
+    })
+    .await;
 }
 
 async fn a_rotation_without_overlap_ends_the_old_secret_at_once(backend: Backend) {
