@@ -9,7 +9,7 @@ use super::{App, StartError, sweep, together};
 use crate::{
     config::Config,
     db::Sealer,
-    jobs::{self, Begin, Ended, Parking, Run},
+    jobs::{self, Ended, Parking, Run},
     plugins::{self, Limits, PluginEngine, PluginHost},
     webhooks::{
         Rooms, Running, Together,
@@ -17,7 +17,7 @@ use crate::{
         planning::DeliverWebhook,
         sender::Sender,
         target::TargetPolicy,
-        worker::{Loads, Worker},
+        worker::{Begin, Loads, Worker},
     },
 };
 

@@ -1,12 +1,13 @@
 //! The worker: one attempt of one delivery, from the job to the settled outcome.
 //!
-//! It finds room at the endpoint, [loads](load) what the attempt needs, marks its job, [prepares](prepare)
+//! It finds room at the endpoint, [loads](load) what the attempt needs, [marks](begin) its job, [prepares](prepare)
 //! what is sent, holds no connection while the plugin runs or the request is out, and settles in one
 //! transaction ([`settle`](super::settle)). An old job, whose attempt was made or has another job, ends. What
 //! cannot be settled because the database is away is tried again until it can: an attempt that was sent
 //! is never lost while the process lives, and if it dies, whoever gets the job next records it as
 //! interrupted.
 
+mod begin;
 mod load;
 mod prepare;
 
@@ -34,9 +35,10 @@ use super::{
 };
 use crate::{
     db::{Db, Sealer, Timestamp},
-    jobs::{self, Begin, Ended, Parking, Taken},
+    jobs::{self, Ended, Parking, Taken},
     plugins::PluginHost,
 };
+pub use begin::Begin;
 use load::Loaded;
 pub use load::{Fresh, Loads};
 use prepare::Prepared;
@@ -171,8 +173,13 @@ impl Worker {
             return planning::put_off(&self.db, taken, at).await;
         }
         // From here on something is settled or sent, which only who has the job may do.
-        if self.stop.is_cancelled() || !self.begin.mark(taken).await? {
+        if self.stop.is_cancelled() {
             return Ok(Ended::NotBegun);
+        }
+        let whatever_is_next = job.repeat.is_some() || loaded.lost > 0;
+        if !self.begin.mark(taken, whatever_is_next).await? {
+            // It is another's by now, or looked at once more: its delivery has changed.
+            return planning::put_off(&self.db, taken, Timestamp::now()).await;
         }
         if loaded.lost > 0 {
             let interrupted = self.interrupted(taken, &loaded).await?;

@@ -5,7 +5,7 @@ use super::{SHORT_LADDER, attempts_of, delivery_in, endpoint_at, numbers, publis
 use crate::harness::api::Api;
 use crate::harness::receiver::{Receiver, Reply};
 use crate::harness::server::{Setup, TestServer};
-use crate::harness::tcp_proxy::Wire;
+use crate::harness::tcp_proxy::{TcpProxy, Wire};
 use crate::harness::{Backend, eventually, on_both_databases};
 use serde_json::json;
 use std::collections::HashSet;
@@ -266,4 +266,39 @@ async fn nodes_that_lost_the_database_together_do_not_take_each_other_for_dead()
         assert_eq!(attempts_of(&api, &delivery).await.len(), 1, "{delivery}");
     }
     assert_eq!(receiver.requests().len(), 10, "each was sent once");
+}
+
+/// What one node has read of an attempt is old by the time it begins, and what another is at ends meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_resumed_while_its_webhooks_are_out_gets_none_twice() {
+    let server = TestServer::start(Backend::Postgres, &[]).await;
+    let mut url = url::Url::parse(server.setting("BOTIX_DATABASE_URL")).expect("a URL");
+    let (host, port) = (url.host_str().expect("a host"), url.port().unwrap_or(5432));
+    let wire = TcpProxy::start(format!("{host}:{port}")).await;
+    url.set_port(Some(wire.port)).expect("a URL with a port");
+    let over_the_wire = [("BOTIX_DATABASE_URL", url.as_str())];
+    let node = server.second_node_with(&over_the_wire).await;
+    // Between any two looks of this node there is time enough for the other one to end an attempt.
+    wire.set(Wire::Delayed(Duration::from_millis(50)));
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let path = format!("/webhook-endpoints/{}", hook.id);
+    let rounds = 3;
+    for round in 1..=rounds {
+        // All the moments at which one may end.
+        let ends = (0..32).map(|at| Duration::from_millis(1_000 + 50 * at));
+        receiver.script("/hook", ends.map(|end| Reply::status(200).after(end)));
+        publish_many(&api, 32).await;
+        let change = json!({"enabled": false});
+        api.patch(&path).json(&change).send().await.expect(200);
+        let resume = format!("{path}/resume");
+        node.api(&api).post(&resume).send().await.expect(200);
+        all_at_once(&api, round * 32).await;
+    }
+    let requests = receiver.requests_to("/hook");
+    let distinct: HashSet<_> = (requests.iter())
+        .map(|request| request.header("webhook-id"))
+        .collect();
+    assert_eq!((distinct.len(), requests.len()), (rounds * 32, rounds * 32));
 }
