@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{App, StartError, sweep, together};
 use crate::{
     config::Config,
-    db::Sealer,
+    db::{Sealer, Shares},
     jobs::{self, Ended, Parking, Run},
     plugins::{self, Limits, PluginEngine, PluginHost},
     webhooks::{
@@ -60,6 +60,7 @@ impl App {
             parking: Parking::new(db.clone()),
             begin: Begin::new(db.clone()),
             together: Together::new(db.clone()),
+            seats: Shares::new(1),
             stop: stop.clone(),
         };
         self.dispatch.start(worker.clone());

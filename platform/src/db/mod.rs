@@ -16,6 +16,7 @@ mod json_text;
 mod migrate;
 mod open;
 mod secret_box;
+mod shares;
 mod timestamp;
 
 use std::{
@@ -36,6 +37,7 @@ pub use id::{Id, IdError, Kind};
 pub use json_text::JsonText;
 pub use open::OpenError;
 pub use secret_box::{SealError, Sealer};
+pub use shares::{Seat, Shares};
 pub use timestamp::Timestamp;
 
 /// How long a statement waits for a connection or a lock before the store counts as out of reach.
@@ -67,6 +69,7 @@ pub enum Db {
 pub struct Tx {
     open: Open,
     announces: bool,
+    seat: Option<Seat>,
 }
 
 #[derive(Debug)]
@@ -189,6 +192,7 @@ impl Db {
         Ok(Tx {
             open: open?,
             announces: false,
+            seat: None,
         })
     }
 
@@ -226,6 +230,7 @@ impl Db {
         Ok(Tx {
             open: open?,
             announces: false,
+            seat: None,
         })
     }
 
@@ -259,6 +264,11 @@ impl Autocommit {
 }
 
 impl Tx {
+    /// Keeps a seat as long as the transaction is open.
+    pub fn keep(&mut self, seat: Seat) {
+        self.seat = Some(seat);
+    }
+
     /// Makes everything in the transaction true at once.
     pub async fn commit(self) -> sqlx::Result<()> {
         match self.open {

@@ -60,7 +60,8 @@ impl Db {
             ("plan_cache_mode", "force_generic_plan"),
             // Compiling a plan takes longer than running it.
             ("jit", "off"),
-            ("idle_in_transaction_session_timeout", "60s"),
+            // A process that is frozen in the midst of a transaction keeps its locks, and others wait for them.
+            ("idle_in_transaction_session_timeout", "10s"),
         ]);
         let pool = PgPoolOptions::new()
             .max_connections(config.database_connections)

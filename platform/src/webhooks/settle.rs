@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     contract::{auth::ProjectId, request_id::RequestId},
-    db::{Conn, Db, JsonText, Queryable as _, Timestamp, Tx, execute, fetch_optional},
+    db::{Conn, Db, JsonText, Queryable as _, Shares, Timestamp, Tx, execute, fetch_optional},
     jobs::{self, Ended, JobId, Taken},
 };
 
@@ -82,15 +82,36 @@ struct After {
 }
 
 impl Settlement {
-    /// Commits the outcome and removes the job; does nothing more when it was committed before.
-    pub(super) async fn commit(&self, db: &Db, ladder: &[Duration]) -> sqlx::Result<Ended> {
+    /// Commits the outcome and removes the job; does nothing more when it was committed before. Those that
+    /// note something at their endpoint do so one after the other, by their `seats`: its row may be
+    /// locked for long, and each that waits for it keeps a connection.
+    pub(super) async fn commit(
+        &self,
+        db: &Db,
+        ladder: &[Duration],
+        seats: &Shares<EndpointId>,
+    ) -> sqlx::Result<Ended> {
+        let seat = if signals::are_raised(self, self.next(ladder)) {
+            Some(seats.seat(self.endpoint).await)
+        } else {
+            None
+        };
         let mut tx = db.begin().await?;
+        if let Some(seat) = seat {
+            tx.keep(seat);
+        }
         jobs::remove(&mut tx, &self.job).await?;
         if self.insert_attempt(&mut tx).await? == 1 {
             self.follow(&mut tx, ladder).await?;
         }
         tx.commit().await?;
         Ok(Ended::Removed)
+    }
+
+    /// What the ladder says.
+    fn next(&self, ladder: &[Duration]) -> Next {
+        let step = u32::try_from(self.step).unwrap_or(u32::MAX);
+        ladder::next(&self.outcome, step, ladder)
     }
 
     /// Writes what follows the attempt.
@@ -102,8 +123,7 @@ impl Settlement {
         if matches!(self.trigger, Trigger::Manual | Trigger::Redirect) {
             return repeats::settle(self, tx).await;
         }
-        let step = u32::try_from(self.step).unwrap_or(u32::MAX);
-        let mut next = ladder::next(&self.outcome, step, ladder);
+        let mut next = self.next(ladder);
         if self.trigger == Trigger::Ladder {
             signals::after(self, tx, next).await?;
         } else if !matches!(next, Next::Done | Next::Again) {

@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    attempts::Trigger,
     deliveries::DeliveryId,
     endpoints::{self, EndpointId},
     event_types::EventType,
@@ -74,6 +75,26 @@ pub fn event_types() -> Vec<EventType> {
     ]
 }
 
+/// Whether what follows an attempt is noted at its endpoint, whose row it locks for that.
+pub(super) fn are_raised(settlement: &Settlement, next: Next) -> bool {
+    let begins_to_fail = !settlement.was_failing;
+    let noted_by_ladder = match next {
+        Next::Dead {
+            disable_endpoint: true,
+            ..
+        } => true,
+        Next::Dead { .. } => begins_to_fail,
+        Next::At { .. } => begins_to_fail && settlement.step == PATIENCE,
+        Next::Again | Next::Done => false,
+    };
+    settlement.trigger == Trigger::Ladder && noted_by_ladder
+        || settlement.trigger != Trigger::Redirect && ends_failing(settlement)
+}
+
+fn ends_failing(settlement: &Settlement) -> bool {
+    settlement.was_failing && settlement.outcome == Outcome::Delivered
+}
+
 /// Notes at the endpoint what came of an attempt of the ladder, and tells of it.
 pub(super) async fn after(settlement: &Settlement, tx: &mut Tx, next: Next) -> sqlx::Result<()> {
     let now = Timestamp::now();
@@ -90,7 +111,7 @@ pub(super) async fn after(settlement: &Settlement, tx: &mut Tx, next: Next) -> s
 
 /// Ends the episode, if there is one, when the endpoint took a webhook.
 pub(super) async fn recovered(settlement: &Settlement, tx: &mut Tx) -> sqlx::Result<()> {
-    if settlement.was_failing && settlement.outcome == Outcome::Delivered {
+    if ends_failing(settlement) {
         execute!(
             tx,
             "UPDATE webhook_endpoints SET failing_since = NULL WHERE id = $1 \

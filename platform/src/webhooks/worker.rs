@@ -24,7 +24,7 @@ use super::{
     attempts::{HeaderView, PluginUse, Status, Trigger, shown_headers},
     custom_headers::CustomHeaders,
     deliveries::State,
-    endpoints::open_headers,
+    endpoints::{EndpointId, open_headers},
     ladder,
     planning::{self, DeliverWebhook},
     repeats::Repeat,
@@ -34,7 +34,7 @@ use super::{
     signature::EndpointSecret,
 };
 use crate::{
-    db::{Db, Sealer, Timestamp},
+    db::{Db, Sealer, Shares, Timestamp},
     jobs::{self, Ended, Parking, Taken},
     plugins::PluginHost,
 };
@@ -86,6 +86,8 @@ pub struct Worker {
     pub begin: Begin,
     /// Settles what was received.
     pub together: Together,
+    /// Who settles what is noted at an endpoint: one at a time.
+    pub seats: Shares<EndpointId>,
     /// When no further attempt begins.
     pub stop: CancellationToken,
 }
@@ -437,7 +439,7 @@ impl Worker {
             return Ended::Removed;
         }
         jobs::until_done("recording an attempt", || {
-            settlement.commit(&self.db, &self.ladder)
+            settlement.commit(&self.db, &self.ladder, &self.seats)
         })
         .await
     }

@@ -134,10 +134,12 @@ async fn a_wire_that_died_under_fifty_idle_connections_is_found_out_once() {
     let setup = Setup::new(Backend::Postgres).await.wired().await;
     let setup = setup.env("BOTIX_DATABASE_CONNECTIONS", "60");
     let server = setup.start().await;
-    let api = server.project("shop").await.api;
+    // Several, since one may have a part of the connections only.
+    let projects = futures::future::join_all((0..5).map(|_| server.project("shop"))).await;
+    let api = &projects[0].api;
     let lock = server.block_contact_writes().await;
     let clients: Vec<_> = (0..CONNECTIONS)
-        .map(|_| tokio::spawn(creation(&api).send()))
+        .map(|at| tokio::spawn(creation(&projects[at % projects.len()].api).send()))
         .collect();
     let mut outside = server.outside().await;
     eventually("each has a connection", async || {
@@ -151,10 +153,10 @@ async fn a_wire_that_died_under_fifty_idle_connections_is_found_out_once() {
         client.await.expect("a client").expect(201);
     }
     server.to_postgres().set(Wire::HalfOpen);
-    out_of_reach(creation(&api).send().await);
+    out_of_reach(creation(api).send().await);
     server.to_postgres().set(Wire::Whole);
-    executes_after_recovery(&creation(&api)).await;
-    assert_eq!(whole_contacts(&api).await.len(), CONNECTIONS + 1);
+    executes_after_recovery(&creation(api)).await;
+    assert_eq!(whole_contacts(api).await.len(), CONNECTIONS / 5 + 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -36,7 +36,7 @@ pub use record::Record;
 use crate::{
     config,
     contract::{ApiError, Code, auth::ProjectId, request_id},
-    db::{self, Db, Sealer, Timestamp, Tx},
+    db::{self, Db, Sealer, Shares, Timestamp, Tx},
     shared::Shared,
 };
 use handler::{Decided, Stage};
@@ -48,6 +48,9 @@ const IN_FLIGHT: &str = "botix_mutations_in_flight";
 
 /// How long a handler may take, renewing its lease meanwhile.
 const HANDLER_PATIENCE: Duration = Duration::from_secs(40);
+
+/// The part of the connections that a project may have for its mutations: one in so many.
+const PART: usize = 4;
 
 /// What is asked, and under which key.
 #[derive(Clone, Debug)]
@@ -80,6 +83,8 @@ pub struct Idempotency {
     sealer: Sealer,
     ttl: Duration,
     in_flight: Arc<Mutex<HashSet<(ProjectId, Key)>>>,
+    /// How many of the connections a project may have for its mutations.
+    shares: Shares<ProjectId>,
     tasks: TaskTracker,
 }
 
@@ -97,13 +102,15 @@ impl Drop for InFlight<'_> {
 }
 
 impl Idempotency {
-    /// Over this store, and Redis where there is one; executions are tracked by `tasks`.
+    /// Over this store, and Redis where there is one; executions are tracked by `tasks`. The store has so many
+    /// `connections`, of which each project may have a quarter.
     pub fn new(
         protection: Protection,
         db: Db,
         shared: Option<Shared>,
         sealer: Sealer,
         settings: &config::Idempotency,
+        connections: usize,
         tasks: TaskTracker,
     ) -> Self {
         Self {
@@ -113,6 +120,7 @@ impl Idempotency {
             sealer,
             ttl: settings.ttl,
             in_flight: Arc::default(),
+            shares: Shares::new(connections / PART),
             tasks,
         }
     }
@@ -394,7 +402,10 @@ impl Idempotency {
     }
 
     async fn open(&self, asked: &Asked) -> Result<Start, ApiError> {
+        // Before a connection is: a project whose rows are locked may not have them all.
+        let seat = self.shares.seat(asked.project).await;
         let mut tx = self.db.begin().await.map_err(unavailable)?;
+        tx.keep(seat);
         let Some(record) = record::lock(&mut tx, asked).await.map_err(unavailable)? else {
             return Err(in_progress());
         };
