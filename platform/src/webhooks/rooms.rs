@@ -113,6 +113,7 @@ impl Rooms {
     /// A place for who comes from the queue, perhaps after waiting, if there is room.
     pub(super) async fn enter(&self, project: ProjectId, endpoint: EndpointId) -> Option<Place> {
         let room = self.of(endpoint);
+        self.0.crowded.belongs(project, endpoint);
         let share = self.0.from_queue.share(project, &room)?;
         let slot = if let Ok(slot) = room.slots.clone().try_acquire_owned() {
             slot
@@ -429,12 +430,18 @@ mod tests {
         assert_eq!(rooms.openings(100), [(lane(b), 8), (lane(c), 2)]);
     }
 
-    #[test]
-    fn of_lanes_that_others_filled_one_delivery_is_asked_for_first() {
+    /// As after a restart.
+    #[tokio::test]
+    async fn of_lanes_that_others_filled_one_delivery_is_asked_for_first_and_tells_whose_they_are()
+    {
         let rooms = Rooms::new(8, 20, 20);
-        let endpoint = EndpointId::generate();
+        let (project, endpoint) = (ProjectId::generate(), EndpointId::generate());
         rooms.found(vec![lane(endpoint), "nonsense".to_owned()]);
         assert_eq!(rooms.openings(100), [(lane(endpoint), 1)]);
         assert!(rooms.is_crowded(&lane(endpoint)));
+        let first = rooms.enter(project, endpoint).await.expect("a place");
+        first.took(Duration::from_millis(5));
+        drop(first);
+        assert_eq!(rooms.openings(100), [(lane(endpoint), 8)]);
     }
 }

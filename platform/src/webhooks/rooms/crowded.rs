@@ -72,6 +72,13 @@ impl Crowded {
         true
     }
 
+    /// Notes whose an endpoint is, if its lane was found without knowing that.
+    pub(super) fn belongs(&self, project: ProjectId, endpoint: EndpointId) {
+        if let Some(crowd) = locked(&self.0).endpoints.get_mut(&endpoint) {
+            crowd.project.get_or_insert(project);
+        }
+    }
+
     /// Whether deliveries to this endpoint are parked, as far as is known.
     pub(super) fn knows(&self, endpoint: EndpointId) -> bool {
         locked(&self.0).endpoints.contains_key(&endpoint)
