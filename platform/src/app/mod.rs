@@ -164,7 +164,7 @@ impl App {
             store.shared.clone(),
             Sealer::new(&store.master),
             &store.config.idempotency,
-            usize::try_from(store.config.database_connections).unwrap_or(usize::MAX),
+            work::share_of(&store.config),
             executions.clone(),
         );
         let hand = Hand::new::<DeliverWebhook>(store.db.clone(), work::at_hand(&store.config));

@@ -61,6 +61,7 @@ impl App {
             begin: Begin::new(db.clone()),
             together: Together::new(db.clone()),
             seats: Shares::new(1),
+            shares: Shares::new(share_of(config)),
             stop: stop.clone(),
         };
         self.dispatch.start(worker.clone());
@@ -104,6 +105,11 @@ impl App {
         ])
         .await
     }
+}
+
+/// How many of the connections a project may have for its mutations, and as many for its attempts: a quarter.
+pub(super) fn share_of(config: &Config) -> usize {
+    usize::try_from(config.database_connections / 4).unwrap_or(usize::MAX)
 }
 
 /// How many of a process's deliveries may be those that it has just accepted itself.

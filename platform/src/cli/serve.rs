@@ -48,16 +48,22 @@ pub(super) async fn run(config: Config, roles: &[Role], protection: Protection) 
             Ok(())
         }
     };
+    // Whoever watches sees a stopping process to its end.
+    let ended = CancellationToken::new();
     let watched = async {
         match monitor {
-            Some(bound) => app.be_watched(bound, stop.clone()).await,
+            Some(bound) => app.be_watched(bound, ended.clone()).await,
             None => Ok(()),
         }
     };
-    let observing = app.observe(stop.clone()).map(Ok);
+    let observing = app.observe(ended.clone()).map(Ok);
+    let doing = async {
+        together([serving.boxed_local(), working.boxed_local()]).await?;
+        ended.cancel();
+        Ok(())
+    };
     together([
-        serving.boxed_local(),
-        working.boxed_local(),
+        doing.boxed_local(),
         watched.boxed_local(),
         observing.boxed_local(),
     ])

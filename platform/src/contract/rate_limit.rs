@@ -98,7 +98,7 @@ impl RateLimits {
     /// Where a project stands; counts nothing.
     pub async fn look(&self, project: ProjectId) -> Standing {
         let remaining = self.ask(project, Asking::HowItStands).await;
-        self.standing(remaining.unwrap_or(0))
+        self.standing(remaining.unwrap_or(0).min(self.requests.get()))
     }
 
     fn standing(&self, remaining: u32) -> Standing {
@@ -146,7 +146,7 @@ impl RateLimits {
         }
         let left = self.window.saturating_sub(missing);
         if asking == Asking::ToGoOn {
-            if known.len() >= REMEMBERED {
+            if known.len() >= REMEMBERED && !known.contains_key(&project) {
                 known.retain(|_, back| *back > now);
             }
             known.insert(project, now + missing);

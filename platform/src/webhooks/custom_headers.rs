@@ -25,13 +25,20 @@ impl CustomHeaders {
             .filter_map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
     }
 
-    /// With the values that `known` has where only a [`MASK`] is given; fails with the name of one that
-    /// it does not know.
-    pub fn unmasked(mut self, known: &Self) -> Result<Self, String> {
+    /// As a tenant gives them, with the values that `known` has where only a [`MASK`] is given; or what is
+    /// wrong with them.
+    pub fn given(mut self, known: &Self) -> Result<Self, String> {
+        let mut names = HashSet::new();
         for (name, value) in &mut self.0 {
+            if !names.insert(name.to_ascii_lowercase()) {
+                return Err(format!("`{name}` is there twice"));
+            }
             if value == MASK {
                 let of_name = |(other, _): &(&String, &String)| other.eq_ignore_ascii_case(name);
-                let (_, behind) = known.0.iter().find(of_name).ok_or_else(|| name.clone())?;
+                let found = known.0.iter().find(of_name);
+                let (_, behind) = found.ok_or_else(|| {
+                    format!("`{name}` has no value yet that the mask could stand for")
+                })?;
                 value.clone_from(behind);
             }
         }
@@ -64,7 +71,6 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                 "an endpoint has at most 20 headers of 8,192 bytes together",
             ));
         }
-        let mut names = HashSet::new();
         for (name, value) in &given {
             let Ok(parsed) = name.parse::<HeaderName>() else {
                 return Err(de::Error::custom(format_args!(
@@ -76,9 +82,6 @@ impl<'de> Deserialize<'de> for CustomHeaders {
                 return Err(de::Error::custom(format_args!(
                     "`{name}` is the platform's to send"
                 )));
-            }
-            if !names.insert(parsed) {
-                return Err(de::Error::custom(format_args!("`{name}` is there twice")));
             }
             if value.parse::<HeaderValue>().is_err() {
                 return Err(de::Error::custom(format_args!(

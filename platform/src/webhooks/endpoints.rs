@@ -218,7 +218,7 @@ impl EndpointsApi {
         let secret = EndpointSecret::generate();
         let now = Timestamp::now();
         let headers = new.headers.unwrap_or_default();
-        let headers = unmasked(headers, &CustomHeaders::default())?;
+        let headers = given(headers, &CustomHeaders::default())?;
         let endpoint = Endpoint {
             id: EndpointId::generate(),
             url: new.url,
@@ -433,7 +433,7 @@ impl EndpointsApi {
             }
             MaybeUndefined::Value(headers) => {
                 let known = open_headers(&self.sealer, row.id, &row.headers)?;
-                row.headers = self.seal_headers(row.id, &unmasked(headers, &known)?);
+                row.headers = self.seal_headers(row.id, &given(headers, &known)?);
             }
         }
         Ok(row)
@@ -441,13 +441,8 @@ impl EndpointsApi {
 }
 
 /// A value that is given as it is shown stays as it was.
-fn unmasked(headers: CustomHeaders, known: &CustomHeaders) -> Result<CustomHeaders, ApiError> {
-    headers.unmasked(known).map_err(|name| {
-        ApiError::invalid_body(
-            "/headers",
-            format!("`{name}` has no value yet that the mask could stand for"),
-        )
-    })
+fn given(headers: CustomHeaders, known: &CustomHeaders) -> Result<CustomHeaders, ApiError> {
+    (headers.given(known)).map_err(|wrong| ApiError::invalid_body("/headers", wrong))
 }
 
 fn show(sealer: &Sealer, row: EndpointRow) -> Result<Endpoint, ApiError> {

@@ -227,6 +227,20 @@ pub(super) async fn put_off(
     Ok(ended)
 }
 
+/// Has a job looked at again, and leaves its delivery alone: somebody else may have that in hand.
+pub(super) async fn look_again(
+    db: &Db,
+    taken: &Taken<DeliverWebhook>,
+    at: Timestamp,
+) -> sqlx::Result<Ended> {
+    let is_ours = jobs::put_off(&mut db.autocommit().await?, taken, at).await?;
+    Ok(if is_ours {
+        Ended::Removed
+    } else {
+        Ended::NotBegun
+    })
+}
+
 /// As [`put_off`], within a transaction. Does nothing when the job is an old one, whose attempt was made
 /// or has another job.
 pub(super) async fn put_off_within(

@@ -83,23 +83,23 @@ struct After {
 
 impl Settlement {
     /// Commits the outcome and removes the job; does nothing more when it was committed before. Those that
-    /// note something at their endpoint do so one after the other, by their `seats`: its row may be
-    /// locked for long, and each that waits for it keeps a connection.
+    /// note something at their endpoint do so one after the other, by their `seats`, and a project has a part
+    /// of the connections, by its `shares`: rows may be locked for long, and each that waits for one
+    /// keeps a connection.
     pub(super) async fn commit(
         &self,
         db: &Db,
         ladder: &[Duration],
         seats: &Shares<EndpointId>,
+        shares: &Shares<ProjectId>,
     ) -> sqlx::Result<Ended> {
-        let seat = if signals::are_raised(self, self.next(ladder)) {
+        let _seat = if signals::are_raised(self, self.next(ladder)) {
             Some(seats.seat(self.endpoint).await)
         } else {
             None
         };
+        let _share = shares.seat(self.project).await;
         let mut tx = db.begin().await?;
-        if let Some(seat) = seat {
-            tx.keep(seat);
-        }
         jobs::remove(&mut tx, &self.job).await?;
         if self.insert_attempt(&mut tx).await? == 1 {
             self.follow(&mut tx, ladder).await?;

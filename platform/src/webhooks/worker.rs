@@ -34,6 +34,7 @@ use super::{
     signature::EndpointSecret,
 };
 use crate::{
+    contract::auth::ProjectId,
     db::{Db, Sealer, Shares, Timestamp},
     jobs::{self, Ended, Parking, Taken},
     plugins::PluginHost,
@@ -88,6 +89,8 @@ pub struct Worker {
     pub together: Together,
     /// Who settles what is noted at an endpoint: one at a time.
     pub seats: Shares<EndpointId>,
+    /// How many of the connections a project may have for its attempts, each alone.
+    pub shares: Shares<ProjectId>,
     /// When no further attempt begins.
     pub stop: CancellationToken,
 }
@@ -168,10 +171,12 @@ impl Worker {
             return Ok(Ended::Settled);
         }
         if job.repeat.is_none() && loaded.enabled != Some(true) && loaded.lost == 0 {
+            let _seat = self.shares.seat(job.project_id).await;
             return settle::hold(&self.db, taken, loaded.endpoint_id).await;
         }
         if load::is_under_way(&self.db, job).await? {
             let at = Timestamp::now() + A_MOMENT;
+            let _seat = self.shares.seat(job.project_id).await;
             return planning::put_off(&self.db, taken, at).await;
         }
         // From here on something is settled or sent, which only who has the job may do.
@@ -180,17 +185,18 @@ impl Worker {
         }
         let whatever_is_next = job.repeat.is_some() || loaded.lost > 0;
         if !self.begin.mark(taken, whatever_is_next).await? {
-            // It is another's by now, or looked at once more: its delivery has changed.
-            return planning::put_off(&self.db, taken, Timestamp::now()).await;
+            // It is another's by now, or looked at again: its delivery has changed, or is about to.
+            let at = Timestamp::now() + A_MOMENT;
+            return planning::look_again(&self.db, taken, at).await;
         }
         if loaded.lost > 0 {
             let interrupted = self.interrupted(taken, &loaded).await?;
-            return Ok(self.settle(interrupted).await);
+            return Ok(self.settle(Arc::new(interrupted)).await);
         }
         if let Some(why) = (job.repeat.as_ref()).and_then(|repeat| repeat.refused(loaded.enabled)) {
             let now = Timestamp::now();
             let settlement = Self::failed(taken, &loaded, now, why.to_owned(), None);
-            return Ok(self.settle(settlement).await);
+            return Ok(self.settle(Arc::new(settlement)).await);
         }
         let outlet = match self.open(job, &loaded) {
             Ok(outlet) => outlet,
@@ -198,7 +204,7 @@ impl Worker {
                 let now = Timestamp::now();
                 let error = format!("internal: {error}");
                 let settlement = Self::failed(taken, &loaded, now, error, None);
-                return Ok(self.settle(settlement).await);
+                return Ok(self.settle(Arc::new(settlement)).await);
             }
         };
         let started_at = Timestamp::now();
@@ -228,9 +234,16 @@ impl Worker {
                 sent
             }
         };
-        // The endpoint has nothing to do with how long it takes to settle.
+        let settlement = Arc::new(settlement);
+        if settle::takes(&self.db, &settlement) {
+            // The endpoint has nothing to do with how long it takes to settle.
+            drop(place);
+            return Ok(self.settle(settlement).await);
+        }
+        // Its rows may be locked by others for long: then no more of its attempts are made than it has places.
+        let ended = self.settle(settlement).await;
         drop(place);
-        Ok(self.settle(settlement).await)
+        Ok(ended)
     }
 
     /// Has a job wait until there is room for it.
@@ -431,15 +444,14 @@ impl Worker {
     }
 
     /// Settles, however long the database is away.
-    async fn settle(&self, settlement: Settlement) -> Ended {
-        let settlement = Arc::new(settlement);
+    async fn settle(&self, settlement: Arc<Settlement>) -> Ended {
         if settle::takes(&self.db, &settlement)
             && self.together.commit(settlement.clone()).await.is_ok()
         {
             return Ended::Removed;
         }
         jobs::until_done("recording an attempt", || {
-            settlement.commit(&self.db, &self.ladder, &self.seats)
+            settlement.commit(&self.db, &self.ladder, &self.seats, &self.shares)
         })
         .await
     }

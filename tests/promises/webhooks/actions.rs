@@ -150,9 +150,8 @@ async fn an_endpoint_deleted_during_dispatch_gets_no_later_request(backend: Back
     assert_eq!(api.all("/webhook-dead-letters").await.len(), 0);
 }
 
-/// Verifies as two receivers would, one with each secret.
-#[track_caller]
 /// That it is signed by these secrets and no other, the endpoint's own first.
+#[track_caller]
 fn verify_all(request: &Received, secrets: &[&str]) {
     let of = |secret: &&str| {
         let signed = [
@@ -170,9 +169,10 @@ fn verify_all(request: &Received, secrets: &[&str]) {
         .map(|secret| hex(&hmac_sha256(secret, &request.body)));
     let own = plain.next().expect("a secret");
     assert_eq!(request.header("x-botix-signature"), own);
+    // Of those before it the newest.
     assert_eq!(
         request.header_values("x-botix-signature-previous"),
-        plain.collect::<Vec<_>>()
+        plain.next().iter().collect::<Vec<_>>()
     );
     let listed: Vec<_> = request.header("webhook-signature").split(' ').collect();
     assert_eq!(listed, secrets.iter().map(of).collect::<Vec<_>>());
@@ -228,7 +228,7 @@ async fn secrets_whose_overlaps_have_ended_are_forgotten(backend: Backend) {
     let api = server.project("shop").await.api;
     let hook = endpoint_at(&api, "https://example.com/hook").await;
     let rotate = format!("{}/rotate-secret", path(&hook));
-    for overlap in ["3s", "3s", "1s"] {
+    for overlap in ["5s", "5s", "1s"] {
         let overlap = json!({"overlap": overlap});
         api.post(&rotate).json(&overlap).send().await.expect(200);
     }
@@ -349,7 +349,7 @@ async fn a_resumption_keeps_the_wait_that_the_receiver_asked_for(backend: Backen
     let server = TestServer::start(backend, &[SHORT_LADDER]).await;
     let receiver = Receiver::start().await;
     let api = server.project("shop").await.api;
-    let later = || Reply::status(429).header("retry-after", "4");
+    let later = || Reply::status(429).header("retry-after", "6");
     receiver.script("/hook", [later(), later().after(Duration::from_secs(1))]);
     let hook = endpoint_at(&api, &receiver.url("/hook")).await;
     let enable = async |enabled: bool| {
@@ -378,7 +378,7 @@ async fn a_resumption_keeps_the_wait_that_the_receiver_asked_for(backend: Backen
     assert_eq!(numbers(&requests), ["1", "2", "3"]);
     for pair in requests.windows(2) {
         let gap = pair[1].at.duration_since(pair[0].at);
-        assert!(gap.expect("time goes on") >= Duration::from_secs(4));
+        assert!(gap.expect("time goes on") >= Duration::from_secs(6));
     }
 }
 

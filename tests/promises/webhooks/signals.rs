@@ -187,7 +187,7 @@ async fn neither_a_retry_nor_a_test_that_fails_raises_a_signal(backend: Backend)
     );
 }
 
-/// The value of a gauge, once the sweep has seen it so.
+/// The value of a gauge, once the process has seen it so.
 async fn gauge(server: &TestServer, name: &str, fits: impl Fn(f64) -> bool) {
     gauge_at(&server.url(), name, fits).await;
 }

@@ -49,9 +49,6 @@ const IN_FLIGHT: &str = "botix_mutations_in_flight";
 /// How long a handler may take, renewing its lease meanwhile.
 const HANDLER_PATIENCE: Duration = Duration::from_secs(40);
 
-/// The part of the connections that a project may have for its mutations: one in so many.
-const PART: usize = 4;
-
 /// What is asked, and under which key.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -102,15 +99,15 @@ impl Drop for InFlight<'_> {
 }
 
 impl Idempotency {
-    /// Over this store, and Redis where there is one; executions are tracked by `tasks`. The store has so many
-    /// `connections`, of which each project may have a quarter.
+    /// Over this store, and Redis where there is one; executions are tracked by `tasks`. A project may have
+    /// `share` of the store's connections at a time.
     pub fn new(
         protection: Protection,
         db: Db,
         shared: Option<Shared>,
         sealer: Sealer,
         settings: &config::Idempotency,
-        connections: usize,
+        share: usize,
         tasks: TaskTracker,
     ) -> Self {
         Self {
@@ -120,7 +117,7 @@ impl Idempotency {
             sealer,
             ttl: settings.ttl,
             in_flight: Arc::default(),
-            shares: Shares::new(connections / PART),
+            shares: Shares::new(share),
             tasks,
         }
     }

@@ -122,8 +122,8 @@ impl EndpointActionsApi {
     ///
     /// The answer shows the new secret, this once. Until the overlap ends the old one signs too:
     /// `webhook-signature` lists both, and `X-Botix-Signature-Previous` is sent. Rotated again
-    /// meanwhile, each signs as long as it was to, the newest first, up to four beside the new one;
-    /// further rotations are a `CONFLICT`. An overlap of `0s` ends all old ones at once.
+    /// meanwhile, each signs as long as it was to, in `webhook-signature`, the newest first, up to four
+    /// beside the new one; further rotations are a `CONFLICT`. An overlap of `0s` ends all old ones at once.
     #[oai(
         path = "/webhook-endpoints/:id/rotate-secret",
         method = "post",
@@ -139,7 +139,7 @@ impl EndpointActionsApi {
         let secret = EndpointSecret::generate();
         let until = Timestamp::now() + body.0.overlap.0;
         let whose = (caller.project, id.0);
-        let row = rotation::rotate(&mut work, &self.sealer, whose, &secret, Some(until)).await?;
+        let row = rotation::rotate(&mut work, &self.sealer, whose, &secret, until).await?;
         Ok(Reply(Endpoint {
             secret: Some(secret.expose().expose_secret().to_owned()),
             ..show(&self.sealer, row)?

@@ -16,7 +16,7 @@ use crate::{
 /// How many secrets may sign beside the endpoint's own.
 const MOST: usize = 4;
 
-/// Endpoints that one sweep looks at.
+/// Endpoints that a sweep looks at at a time.
 const BATCH: i64 = 1_000;
 
 /// A secret from before the previous one.
@@ -50,14 +50,14 @@ struct Before {
     earlier_secrets: Option<JsonText<Vec<Earlier>>>,
 }
 
-/// Gives an endpoint a new secret; the one before signs until `until` too, if that is a time to come, or
-/// ends at once, and with it all others.
+/// Gives an endpoint a new secret; the one before signs until `until` too, or ends at once, and with it all
+/// others, if that is no time to come.
 pub(super) async fn rotate(
     on: &mut impl Queryable,
     sealer: &Sealer,
     (project, id): (ProjectId, EndpointId),
     secret: &EndpointSecret,
-    until: Option<Timestamp>,
+    until: Timestamp,
 ) -> Result<EndpointRow, ApiError> {
     let now = Timestamp::now();
     // The update comes first: it keeps other writers of this endpoint waiting until we commit.
@@ -71,7 +71,7 @@ pub(super) async fn rotate(
         now
     )?
     .ok_or_else(|| ApiError::not_found("endpoint"))?;
-    let until = until.filter(|until| *until > now);
+    let until = Some(until).filter(|until| *until > now);
     let earlier = if until.is_some() {
         still_valid(&before, now)
     } else {
@@ -115,34 +115,40 @@ fn still_valid(before: &Before, now: Timestamp) -> Vec<Earlier> {
 /// Forgets secrets whose overlaps have ended; how many endpoints had some.
 pub async fn forget_secrets(db: &Db) -> sqlx::Result<u64> {
     let now = Timestamp::now();
-    let mut tx = db.begin().await?;
     let mut forgotten = execute!(
-        &mut tx,
+        &mut db.autocommit().await?,
         "UPDATE webhook_endpoints SET previous_secret = NULL, previous_secret_until = NULL \
          WHERE previous_secret_until < $1",
         now
     )?;
-    let rotated = fetch_all!(
-        &mut tx,
-        (EndpointId, String),
-        "SELECT id, earlier_secrets FROM webhook_endpoints WHERE earlier_secrets IS NOT NULL LIMIT $1",
-        BATCH
-    )?;
-    for (id, text) in rotated {
-        // What nobody can read signs nothing.
-        let mut earlier: Vec<Earlier> = serde_json::from_str(&text).unwrap_or_default();
-        let before = earlier.len();
-        earlier.retain(|secret| secret.until > now);
-        if earlier.len() < before || earlier.is_empty() {
-            forgotten += execute!(
-                &mut tx,
-                "UPDATE webhook_endpoints SET earlier_secrets = $3 WHERE id = $1 AND earlier_secrets = $2",
-                id,
-                &text,
-                (!earlier.is_empty()).then_some(JsonText(&earlier))
-            )?;
+    let mut after = EndpointId::from_ulid(ulid::Ulid::nil());
+    loop {
+        let rotated = fetch_all!(
+            &mut db.read().await?,
+            (EndpointId, String),
+            "SELECT id, earlier_secrets FROM webhook_endpoints WHERE earlier_secrets IS NOT NULL \
+             AND id > $1 ORDER BY id LIMIT $2",
+            after,
+            BATCH
+        )?;
+        let Some((last, _)) = rotated.last() else {
+            return Ok(forgotten);
+        };
+        after = *last;
+        for (id, text) in rotated {
+            // What nobody can read signs nothing.
+            let mut earlier: Vec<Earlier> = serde_json::from_str(&text).unwrap_or_default();
+            let before = earlier.len();
+            earlier.retain(|secret| secret.until > now);
+            if earlier.len() < before || earlier.is_empty() {
+                forgotten += execute!(
+                    &mut db.autocommit().await?,
+                    "UPDATE webhook_endpoints SET earlier_secrets = $3 WHERE id = $1 AND earlier_secrets = $2",
+                    id,
+                    &text,
+                    (!earlier.is_empty()).then_some(JsonText(&earlier))
+                )?;
+            }
         }
     }
-    tx.commit().await?;
-    Ok(forgotten)
 }

@@ -3,7 +3,8 @@
 //! What was read of a delivery may be old when its job is marked: paused and resumed meanwhile, the attempt
 //! has another job, and an older one of the same attempt may have ended just now. So the mark and the look at
 //! the delivery are one statement, which locks the delivery against both: whoever resumes or settles it
-//! comes before the mark, which then is not given, or after it, and finds the job begun.
+//! comes before the mark, which then is not given, or after it, and finds the job begun. A delivery that is
+//! locked by somebody else is not waited for, since others are marked with it: its job is looked at again.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -36,8 +37,8 @@ impl Begin {
         }))
     }
 
-    /// Marks a job; false when it is another worker's by now, or its attempt is not the next of its delivery
-    /// any more. An attempt that is no step of the ladder, or that is only to be recorded, is
+    /// Marks a job; false when it is another worker's by now, or its attempt is not surely the next of its
+    /// delivery. An attempt that is no step of the ladder, or that is only to be recorded, is
     /// `whatever_is_next`.
     pub(super) async fn mark(
         &self,
@@ -83,7 +84,7 @@ async fn mark_in_postgres(db: &Db, asked: &[Asked]) -> sqlx::Result<HashSet<Stri
         "WITH asked AS MATERIALIZED (SELECT * FROM UNNEST($1::text[], $2::text[], $3::uuid[], $4::bigint[], \
          $5::bigint[]) AS a (id, worker, delivery, number, copy)), \
          current AS MATERIALIZED (SELECT id, ladder_number, job_copy FROM webhook_deliveries \
-         WHERE id = ANY ($3) AND state IN ('pending', 'retrying') ORDER BY id FOR SHARE), \
+         WHERE id = ANY ($3) AND state IN ('pending', 'retrying') ORDER BY id FOR SHARE SKIP LOCKED), \
          taken AS MATERIALIZED (SELECT j.id FROM apalis.jobs j JOIN asked a ON j.id = a.id \
          AND j.lock_by = a.worker LEFT JOIN current c ON c.id = a.delivery WHERE a.delivery IS NULL \
          OR c.ladder_number = a.number AND c.job_copy = a.copy ORDER BY j.id FOR UPDATE OF j) \

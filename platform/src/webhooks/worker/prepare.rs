@@ -54,7 +54,8 @@ impl Before {
         let shown = self.request_headers.0.iter();
         shown
             .filter(|(name, value)| {
-                *value != MASK && name.parse().is_ok_and(|name| !is_reserved(&name))
+                let is_ours = *name == "accept" && *value == "*/*";
+                *value != MASK && !is_ours && name.parse().is_ok_and(|name| !is_reserved(&name))
             })
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect()
