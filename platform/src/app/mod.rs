@@ -1,6 +1,7 @@
 //! The composition root: builds every part once and hands it on.
 
 mod api;
+mod presence;
 mod store;
 mod sweep;
 mod watched;

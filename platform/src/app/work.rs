@@ -5,7 +5,11 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{App, StartError, sweep, together};
+use super::{
+    App, StartError,
+    presence::{Others, Presence},
+    sweep, together,
+};
 use crate::{
     config::Config,
     db::{Sealer, Shares},
@@ -27,6 +31,7 @@ impl App {
     pub async fn work(&self, accepts: bool, stop: CancellationToken) -> Result<(), StartError> {
         let config = &self.store.config;
         let db = &self.store.db;
+        let _presence = self.be_present().await;
         let hand = accepts.then(|| self.dispatch.hand().clone());
         let at_hand = if accepts { at_hand(config) } else { 0 };
         // Of the queue: what a project may hold of it is reckoned by this.
@@ -104,6 +109,35 @@ impl App {
                 .boxed_local(),
         ])
         .await
+    }
+}
+
+impl App {
+    /// Takes up at once what the last process left of an SQLite file that nobody else works on. What this gives
+    /// is kept as long as this process works on it.
+    async fn be_present(&self) -> Option<Presence> {
+        let path = self.store.config.sqlite_path()?;
+        let db = &self.store.db;
+        let presence = match Presence::announce(&path) {
+            Ok(Others::Some(presence)) => return Some(presence),
+            Ok(Others::None(presence)) => presence,
+            Err(error) => {
+                tracing::warn!(%error, "nobody can tell who works on the database: what others left has to wait");
+                return None;
+            }
+        };
+        let taking_over = async {
+            jobs::take_over::<DeliverWebhook>(db).await?;
+            jobs::take_over::<plugins::CompilePlugin>(db).await?;
+            jobs::take_over::<Chore>(db).await
+        };
+        if let Err(error) = taking_over.await {
+            tracing::warn!(%error, "what the last process left has to wait");
+        }
+        if let Err(error) = presence.share() {
+            tracing::warn!(%error, "no other process can work on the database");
+        }
+        Some(presence)
     }
 }
 

@@ -223,6 +223,15 @@ pub async fn withdraw<J: Job>(on: &mut impl Queryable, jobs: &[J]) -> sqlx::Resu
     Ok(())
 }
 
+/// Puts back at once what the workers of a queue have; whoever does so knows that none of them lives.
+pub async fn take_over<J: Job>(db: &Db) -> sqlx::Result<()> {
+    let store = store::Store {
+        db: db.clone(),
+        queue: J::QUEUE,
+    };
+    store.recover(Duration::ZERO).await
+}
+
 /// Lets a job run later, as the same job: what it counts as lost for stays with it. False where it is
 /// another worker's by now.
 pub async fn put_off<J>(

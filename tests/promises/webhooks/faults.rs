@@ -510,3 +510,38 @@ async fn rows_that_stay_locked_cost_nobody_else_the_connections() {
         );
     }
 }
+
+/// Nobody else works on the file, as the system knows: nothing has to show by its silence that it is dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_process_left_on_sqlite_goes_out_as_the_next_one_starts() {
+    let mut server = TestServer::start(Backend::Sqlite, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    receiver.script("/hook", [Reply::Hang]);
+    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    server.kill9();
+    server.restart().await;
+    // By silence alone it would take nine seconds at least.
+    let again = receiver.wait_for("/hook", 2);
+    let again = tokio::time::timeout(Duration::from_secs(8), again).await;
+    assert_eq!(numbers(&again.expect("at once")), ["1", "2"]);
+    delivery_in(&api, &event, &hook.id, "delivered").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_beside_another_on_sqlite_leaves_it_what_it_is_at() {
+    let server = TestServer::start(Backend::Sqlite, &[]).await;
+    let receiver = Receiver::start().await;
+    let api = server.project("shop").await.api;
+    let reply = Reply::status(200).after(Duration::from_secs(5));
+    receiver.script("/hook", [reply]);
+    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
+    let event = publish(&api, "order.paid", json!({})).await;
+    receiver.wait_for("/hook", 1).await;
+    let _beside = server.second_node().await;
+    let delivery = delivery_in(&api, &event, &hook.id, "delivered").await;
+    assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
+    assert_eq!(receiver.requests_to("/hook").len(), 1);
+}
