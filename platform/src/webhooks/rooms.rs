@@ -218,9 +218,11 @@ impl Place {
         }
     }
 
-    /// Notes how long a request took.
+    /// Notes how long a request took. It has ended: however long its outcome takes to settle, the endpoint is not
+    /// slow for that.
     pub(super) fn took(&self, duration: Duration) {
         let mut speed = locked(&self.room.speed);
+        speed.there.remove(&self.number);
         speed.idle = 0;
         speed.usual = Some(match speed.usual {
             Some(usual) => (usual * 7 + duration) / 8,
@@ -280,7 +282,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::time::Duration;
 
-    use super::{EndpointId, Place, ProjectId, Rooms, lane};
+    use super::{EndpointId, Place, ProjectId, Rooms, SLOW, lane};
     use crate::jobs::Lanes as _;
 
     /// An endpoint whose requests took so long.
@@ -428,6 +430,20 @@ mod tests {
         assert_eq!(rooms.openings(100), [(lane(a), 8), (lane(b), 2)]);
         assert_eq!(rooms.openings(100), [(lane(c), 8), (lane(a), 2)]);
         assert_eq!(rooms.openings(100), [(lane(b), 8), (lane(c), 2)]);
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_is_not_slow_because_its_outcomes_take_long_to_settle() {
+        let rooms = Rooms::new(4, 40, 40);
+        let (project, endpoint) = fast(&rooms);
+        let settling = rooms.enter(project, endpoint).await.expect("a place");
+        settling.took(Duration::from_millis(5));
+        std::thread::sleep(SLOW + Duration::from_millis(50));
+        assert!(!rooms.of(endpoint).is_slow());
+        let hanging = rooms.enter(project, endpoint).await.expect("a place");
+        std::thread::sleep(SLOW + Duration::from_millis(50));
+        assert!(rooms.of(endpoint).is_slow());
+        drop((settling, hanging));
     }
 
     /// As after a restart.

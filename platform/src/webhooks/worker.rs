@@ -240,7 +240,7 @@ impl Worker {
             drop(place);
             return Ok(self.settle(settlement).await);
         }
-        // Its rows may be locked by others for long: then no more of its attempts are made than it has places.
+        // Settled alone, and perhaps waiting for others: no more of its attempts are made than it has places.
         let ended = self.settle(settlement).await;
         drop(place);
         Ok(ended)
