@@ -110,9 +110,7 @@ impl App {
         ])
         .await
     }
-}
 
-impl App {
     /// Takes up at once what the last process left of an SQLite file that nobody else works on. What this gives
     /// is kept as long as this process works on it.
     async fn be_present(&self) -> Option<Presence> {

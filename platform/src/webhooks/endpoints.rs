@@ -5,11 +5,12 @@
 //! again. An endpoint that is enabled again releases the deliveries that waited for it.
 
 pub mod actions;
+mod change;
 mod checks;
 mod rotation;
 mod standing;
 
-use poem_openapi::{OpenApi, param::Path, types::MaybeUndefined};
+use poem_openapi::{OpenApi, param::Path};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,7 @@ use crate::{
     plugins::PluginId,
 };
 
+pub use change::EndpointChange;
 use checks::{check_config, check_plugin, check_url};
 
 pub(super) use rotation::Earlier;
@@ -102,40 +104,6 @@ pub struct NewEndpoint {
     /// Headers to send along, by name.
     #[serde(default)]
     headers: Option<CustomHeaders>,
-}
-
-/// What changes an endpoint: absent members stay, null clears.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct EndpointChange {
-    /// An https or http URL without credentials; cannot be cleared.
-    #[serde(default)]
-    #[schemars(with = "String")]
-    url: MaybeUndefined<String>,
-    /// A note of the tenant's.
-    #[serde(default)]
-    #[schemars(with = "Option<Text<500>>")]
-    description: MaybeUndefined<Text<500>>,
-    /// What to listen to; null, or `["*"]`: everything but `endpoint.*`, which has to be named.
-    #[serde(default)]
-    #[schemars(with = "Option<Patterns>")]
-    event_types: MaybeUndefined<Patterns>,
-    /// Whether webhooks go out; those that waited go when this becomes true. Cannot be cleared.
-    #[serde(default)]
-    #[schemars(with = "bool")]
-    enabled: MaybeUndefined<bool>,
-    /// The plugin.
-    #[serde(default)]
-    #[schemars(with = "Option<PluginId>")]
-    plugin_id: MaybeUndefined<PluginId>,
-    /// The plugin's configuration.
-    #[serde(default)]
-    #[schemars(with = "Option<RawJson>")]
-    plugin_config: MaybeUndefined<RawJson>,
-    /// Headers to send along, all of them; one given as it is shown, `********`, keeps its value.
-    #[serde(default)]
-    #[schemars(with = "Option<CustomHeaders>")]
-    headers: MaybeUndefined<CustomHeaders>,
 }
 
 #[derive(Debug, sqlx::FromRow)]
@@ -248,7 +216,7 @@ impl EndpointsApi {
             endpoint.enabled,
             endpoint.plugin_id,
             endpoint.plugin_config.as_ref().map(RawJson::as_str),
-            self.seal_headers(endpoint.id, &headers),
+            seal_headers(&self.sealer, endpoint.id, &headers),
             self.sealer.seal(&endpoint.id.to_string(), secret.key()),
             now
         )?;
@@ -308,28 +276,7 @@ impl EndpointsApi {
         body: Body<EndpointChange>,
     ) -> Result<Reply<Endpoint>, ApiError> {
         let change = body.0;
-        match &change.url {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => {
-                return Err(ApiError::invalid_body(
-                    "/url",
-                    "an endpoint always has a URL",
-                ));
-            }
-            MaybeUndefined::Value(url) => check_url(url)?,
-        }
-        if change.enabled.is_null() {
-            return Err(ApiError::invalid_body(
-                "/enabled",
-                "an endpoint is enabled or not",
-            ));
-        }
-        if let MaybeUndefined::Value(config) = &change.plugin_config {
-            check_config(Some(config))?;
-        }
-        if let MaybeUndefined::Value(plugin) = &change.plugin_id {
-            check_plugin(&mut work, caller.project, *plugin).await?;
-        }
+        change.check(&mut work, caller.project).await?;
         // The update comes first: it keeps other writers of this endpoint waiting until we commit.
         let row = fetch_optional!(
             &mut work,
@@ -343,7 +290,7 @@ impl EndpointsApi {
         )?
         .ok_or_else(|| ApiError::not_found("endpoint"))?;
         let was_enabled = row.enabled;
-        let row = self.apply(row, change)?;
+        let row = change.apply(row, &self.sealer)?;
         execute!(
             &mut work,
             "UPDATE webhook_endpoints SET url = $2, description = $3, event_types = $4, enabled = $5, \
@@ -392,52 +339,10 @@ impl EndpointsApi {
     }
 }
 
-impl EndpointsApi {
-    fn seal_headers(&self, id: EndpointId, headers: &CustomHeaders) -> Vec<u8> {
-        let json = crate::contract::payload::to_json(headers);
-        self.sealer.seal(&id.to_string(), &json)
-    }
-
-    fn apply(&self, mut row: EndpointRow, change: EndpointChange) -> Result<EndpointRow, ApiError> {
-        if let MaybeUndefined::Value(url) = change.url {
-            row.url = url;
-        }
-        if let MaybeUndefined::Value(enabled) = change.enabled {
-            row.enabled = enabled;
-            row.disabled_reason = None;
-        }
-        match change.description {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => row.description = None,
-            MaybeUndefined::Value(text) => row.description = Some(text.0),
-        }
-        match change.event_types {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => row.event_types = JsonText(Patterns::all()),
-            MaybeUndefined::Value(patterns) => row.event_types = JsonText(patterns),
-        }
-        match change.plugin_id {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => row.plugin_id = None,
-            MaybeUndefined::Value(plugin) => row.plugin_id = Some(plugin),
-        }
-        match change.plugin_config {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => row.plugin_config = None,
-            MaybeUndefined::Value(config) => row.plugin_config = Some(config.as_str().to_owned()),
-        }
-        match change.headers {
-            MaybeUndefined::Undefined => {}
-            MaybeUndefined::Null => {
-                row.headers = self.seal_headers(row.id, &CustomHeaders::default());
-            }
-            MaybeUndefined::Value(headers) => {
-                let known = open_headers(&self.sealer, row.id, &row.headers)?;
-                row.headers = self.seal_headers(row.id, &given(headers, &known)?);
-            }
-        }
-        Ok(row)
-    }
+/// Seals an endpoint's own headers.
+fn seal_headers(sealer: &Sealer, id: EndpointId, headers: &CustomHeaders) -> Vec<u8> {
+    let json = crate::contract::payload::to_json(headers);
+    sealer.seal(&id.to_string(), &json)
 }
 
 /// A value that is given as it is shown stays as it was.

@@ -18,7 +18,6 @@ on_both_databases!(
     kills_under_load_lose_no_webhook,
     kills_while_events_pour_in_lose_none_and_repeat_no_number,
     a_hanging_endpoint_does_not_delay_another,
-    a_worker_of_its_own_delivers_what_an_api_node_accepted,
     a_stop_finishes_the_delivery_in_flight,
     a_delivery_whose_job_was_taken_away_gets_another,
 );
@@ -266,22 +265,6 @@ async fn a_hanging_endpoint_does_not_delay_another(backend: Backend) {
         .expect(204);
 }
 
-async fn a_worker_of_its_own_delivers_what_an_api_node_accepted(backend: Backend) {
-    let mut server = TestServer::start(backend, &[]).await;
-    let receiver = Receiver::start().await;
-    let api = server.project("shop").await.api;
-    server.stop().await;
-    server.restart_with(&["--roles", "api"]).await;
-    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
-    let event = publish(&api, "order.paid", json!({})).await;
-    let rows = api.all("/webhook-deliveries").await;
-    assert_eq!(rows[0]["state"], "pending");
-    assert_eq!(receiver.requests().len(), 0);
-    let _worker = server.second_process(&["--roles", "worker"]);
-    receiver.wait_for("/hook", 1).await;
-    delivery_in(&api, &event, &endpoint.id, "delivered").await;
-}
-
 async fn a_stop_finishes_the_delivery_in_flight(backend: Backend) {
     let mut server = TestServer::start(backend, &[SHORT_LADDER]).await;
     let receiver = Receiver::start().await;
@@ -509,39 +492,4 @@ async fn rows_that_stay_locked_cost_nobody_else_the_connections() {
             answer.describe()
         );
     }
-}
-
-/// Nobody else works on the file, as the system knows: nothing has to show by its silence that it is dead.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_process_left_on_sqlite_goes_out_as_the_next_one_starts() {
-    let mut server = TestServer::start(Backend::Sqlite, &[]).await;
-    let receiver = Receiver::start().await;
-    let api = server.project("shop").await.api;
-    receiver.script("/hook", [Reply::Hang]);
-    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
-    let event = publish(&api, "order.paid", json!({})).await;
-    receiver.wait_for("/hook", 1).await;
-    server.kill9();
-    server.restart().await;
-    // By silence alone it would take nine seconds at least.
-    let again = receiver.wait_for("/hook", 2);
-    let again = tokio::time::timeout(Duration::from_secs(8), again).await;
-    assert_eq!(numbers(&again.expect("at once")), ["1", "2"]);
-    delivery_in(&api, &event, &hook.id, "delivered").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_beside_another_on_sqlite_leaves_it_what_it_is_at() {
-    let server = TestServer::start(Backend::Sqlite, &[]).await;
-    let receiver = Receiver::start().await;
-    let api = server.project("shop").await.api;
-    let reply = Reply::status(200).after(Duration::from_secs(5));
-    receiver.script("/hook", [reply]);
-    let hook = endpoint_at(&api, &receiver.url("/hook")).await;
-    let event = publish(&api, "order.paid", json!({})).await;
-    receiver.wait_for("/hook", 1).await;
-    let _beside = server.second_node().await;
-    let delivery = delivery_in(&api, &event, &hook.id, "delivered").await;
-    assert_eq!(attempts_of(&api, &delivery).await.len(), 1);
-    assert_eq!(receiver.requests_to("/hook").len(), 1);
 }

@@ -188,11 +188,11 @@ async fn neither_a_retry_nor_a_test_that_fails_raises_a_signal(backend: Backend)
 }
 
 /// The value of a gauge, once the process has seen it so.
-async fn gauge(server: &TestServer, name: &str, fits: impl Fn(f64) -> bool) {
+pub(super) async fn gauge(server: &TestServer, name: &str, fits: impl Fn(f64) -> bool) {
     gauge_at(&server.url(), name, fits).await;
 }
 
-async fn gauge_at(base: &str, name: &str, fits: impl Fn(f64) -> bool) {
+pub(super) async fn gauge_at(base: &str, name: &str, fits: impl Fn(f64) -> bool) {
     let http = reqwest::Client::new();
     let url = format!("{base}/metrics");
     eventually(&format!("{name} is as it should be"), async || {
@@ -240,32 +240,4 @@ async fn the_metrics_tell_of_the_queue_and_of_dead_letters(backend: Backend) {
         value > 0.0
     })
     .await;
-}
-
-/// Whatever roles a process has, whoever watches it learns how the queue stands.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_with_one_role_tell_of_the_queue() {
-    let mut server = TestServer::start(Backend::Postgres, &[]).await;
-    let receiver = Receiver::start().await;
-    let api = server.project("shop").await.api;
-    server.stop().await;
-    server.restart_with(&["--roles", "api"]).await;
-    let endpoint = endpoint_at(&api, &receiver.url("/hook")).await;
-    let event = publish(&api, "order.paid", json!({})).await;
-    gauge(&server, "botix_webhook_queue_depth", |value| value >= 1.0).await;
-
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = free.local_addr().expect("its address").to_string();
-    drop(free);
-    let monitor = [("BOTIX_MONITOR_LISTEN", &*address)];
-    let _worker = server.second_process_with(&["--roles", "worker"], &monitor);
-    let base = format!("http://{address}");
-    delivery_in(&api, &event, &endpoint.id, "delivered").await;
-    gauge_at(&base, "botix_webhook_queue_depth", |value| value == 0.0).await;
-    let succeeded = "botix_webhook_attempts_total{status=\"succeeded\"}";
-    gauge_at(&base, succeeded, |value| value >= 1.0).await;
-    for (path, status) in [("healthz", 200), ("readyz", 200), ("public/v1/events", 404)] {
-        let answer = reqwest::get(format!("{base}/{path}")).await;
-        assert_eq!(answer.expect("an answer").status(), status, "{path}");
-    }
 }
